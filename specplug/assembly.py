@@ -190,7 +190,8 @@ def _handle(
             return parts[-1]
 
         own = replace(own, part=part)
-        declared, before = spec.memory_for(own), memory.allocated_bytes(own.device)
+        declared = spec.memory_for(own)
+        before = memory.allocated_bytes(own.device)
         if declared:
             memory.require(name, declared, memory.free_bytes(own.device))
         proposer: Proposer = _checked(spec.build(own), Proposer, spec)

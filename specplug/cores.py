@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from math import ceil
 from pathlib import Path, PurePosixPath
 
-_MOUNT, _GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_MOUNT = Path("/sys/fs/cgroup")
+_GROUPS = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:

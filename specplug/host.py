@@ -78,10 +78,12 @@ class HostProposer(Proposer):
         table = batch.tokens.numpy()
         table.flags.writeable = False  # of this view only: the owner of the memory may still write
         starts = _text_starts(batch)
-        rows, lengths = batch.rows.tolist(), batch.lengths.tolist()
+        rows = batch.rows.tolist()
+        lengths = batch.lengths.tolist()
         sheet = _Sheet(draft)
         for row, limit in enumerate(limits.tolist()):
-            start, stop = starts.get(row, 0), lengths[row]
+            start = starts.get(row, 0)
+            stop = lengths[row]
             if limit > 0 and start < stop:
                 request = None if batch.requests is None else batch.requests[row]
                 answer = self.draft(table[rows[row], start:stop], limit, request)
@@ -102,7 +104,8 @@ def _as_arrays(answer: TokenIds | tuple[TokenIds, Confidence] | HostDraft, who: 
     try:
         given = HostDraft(*answer) if is_pair else HostDraft(answer)  # type: ignore[misc, arg-type]
         ids = np.asarray(given.token_ids)
-        levels, source = np.asarray(given.confidence, np.float32), np.asarray(given.source, np.int32)
+        levels = np.asarray(given.confidence, np.float32)
+        source = np.asarray(given.source, np.int32)
     except (TypeError, ValueError):
         ids = np.empty((), object)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
@@ -115,8 +118,10 @@ class _Sheet:
     """Writes rows through numpy views of a draft's tensors, because numpy slice assignment is far cheaper."""
 
     def __init__(self, draft: Draft) -> None:
-        self._ids, self._confidence = draft.token_ids.numpy(), draft.confidence.numpy()
-        self._lengths, self._source = draft.lengths.numpy(), draft.source.numpy()
+        self._ids = draft.token_ids.numpy()
+        self._confidence = draft.confidence.numpy()
+        self._lengths = draft.lengths.numpy()
+        self._source = draft.source.numpy()
 
     def write(self, row: int, drafted: tuple[npt.NDArray[Any], ...], limit: int) -> None:
         ids, levels, source = drafted

@@ -65,7 +65,8 @@ class Launcher:
     """
 
     def __init__(self, kernel: Any, num_warps: int) -> None:
-        self._kernel, self._num_warps = kernel, num_warps
+        self._kernel = kernel
+        self._num_warps = num_warps
         self._is_interpreted = not hasattr(kernel, "device_caches")
         self.compiled: dict[object, Any] = {}
         """The compiled kernels by types, device and constants."""

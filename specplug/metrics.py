@@ -112,7 +112,8 @@ class SourceCounts:
         """Join two counts field by field."""
         joined: dict[str, Any] = {}
         for name in _COUNTS:
-            mine, theirs = getattr(self, name), getattr(other, name)
+            mine = getattr(self, name)
+            theirs = getattr(other, name)
             joined[name] = tuple(map(join, mine, theirs)) if name in _AT_COUNTS else join(mine, theirs)
         return SourceCounts(**joined)
 
@@ -201,7 +202,8 @@ class MetricsSnapshot:
         }
 
     def __sub__(self, earlier: MetricsSnapshot) -> MetricsSnapshot:
-        before, now = earlier.by_source.keys(), self.by_source.keys()
+        before = earlier.by_source.keys()
+        now = self.by_source.keys()
         if not before <= now <= before | {OFF_SOURCE}:
             raise ContractError.build(
                 "snapshots of different metrics",
@@ -260,7 +262,8 @@ class SpecMetrics:
         if not source.shape[1]:
             self.record_plain(verdict, off)
             return
-        xp, bucket = library(source), as_array(source)
+        xp = library(source)
+        bucket = as_array(source)
         last = len(self._names) - 1  # of `NO_SOURCE`
         bucket = xp.where((bucket >= 0) & (bucket < last), bucket, last)
         first = bucket[:, 0]
@@ -339,7 +342,8 @@ class SpecMetrics:
             cut_by_grammar = sum(proposed) - sum(left)
             by_source[name] = SourceCounts(proposed=sum(proposed), cut_by_grammar=cut_by_grammar, **named)
         if any(off := rows[-1].tolist()):
-            none, counted = by_source[NO_SOURCE], dict[str, Any](zip(_ROW_COUNTS, off, strict=True))
+            none = by_source[NO_SOURCE]
+            counted = dict[str, Any](zip(_ROW_COUNTS, off, strict=True))
             by_source[OFF_SOURCE] = replace(none - none, **counted)
         faults = {name: dict(kinds) for name, kinds in self._faults.items()}
         return MetricsSnapshot(by_source, faults, self.lossy.read())
@@ -347,7 +351,8 @@ class SpecMetrics:
 
 def _row_counts(verdict: Verdict, dim: int) -> Any:
     """Stack the figures of `_ROW_COUNTS`."""
-    emitted, after = as_array(verdict.emitted), as_array(verdict.after_stop)
+    emitted = as_array(verdict.emitted)
+    after = as_array(verdict.after_stop)
     seen = emitted - after
     return library(verdict.emitted).stack((seen > 0, seen, after), dim)
 

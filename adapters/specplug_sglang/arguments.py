@@ -32,7 +32,8 @@ from specplug_sglang.config import (
 OFF = f"start without --speculative-algorithm {ALGORITHM}"
 
 
-_RUST, _SIMULATED = "SGLANG_RUST_SERVER", "SGLANG_SIMULATE_ACC_LEN"
+_RUST = "SGLANG_RUST_SERVER"
+_SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
 _SKIPS = "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND"
 _FIELDS_UNCHECKED = "requests would reach the scheduler without their fields being checked"
 _DATA_PARALLEL = "attention with data parallelism is not supported"
@@ -157,12 +158,14 @@ class Algorithm(CustomSpecAlgo):
 
 def refuse_unsupported(server_args: Any) -> None:
     """Refuse server arguments that specplug would serve incorrectly (`EngineError`)."""
-    tokens, topk = server_args.speculative_num_draft_tokens, server_args.speculative_eagle_topk
+    tokens = server_args.speculative_num_draft_tokens
+    topk = server_args.speculative_eagle_topk
     if tokens is not None and tokens < 1:
         raise refusal("no room for the token that is verified with every draft", f"{LENGTH_FLAG} {tokens}", ">= 1")
     if topk is not None and topk < 1:
         raise refusal("drafts are chains or trees", f"--speculative-eagle-topk {topk}", "1 for chains, more for trees")
-    pages, backend = server_args.page_size or 1, server_args.attention_backend
+    pages = server_args.page_size or 1
+    backend = server_args.attention_backend
     if is_tree_mode(server_args) and pages > 1 and backend != "flashinfer":
         raise refusal(
             "trees with pages need flashinfer",
@@ -202,7 +205,8 @@ def refuse_arguments(server_args: Any, refused: Refused, alternative: str) -> No
         raise refusal(_FIELDS_UNCHECKED, f"{_RUST}={os.environ[_RUST]}", "SGLang's own server in Python", alternative)
     simulated = envs.SGLANG_SIMULATE_ACC_LEN.get()
     if simulated > 0:
-        what, found = "simulated acceptance emits other text", f"{_SIMULATED}={simulated}"
+        what = "simulated acceptance emits other text"
+        found = f"{_SIMULATED}={simulated}"
         raise refusal(what, found, f"{_SIMULATED} unset", alternative)
 
 
@@ -232,8 +236,10 @@ def completed(algorithm: Any, server_args: Any) -> None:
     with refusals():
         if extended_method(server_args) is None:
             return
-        view, found = resolved_args(server_args), resolved(server_args).settings.num_speculative_tokens
-        steps, own = view.speculative_num_steps, engine_tokens(server_args)
+        view = resolved_args(server_args)
+        found = resolved(server_args).settings.num_speculative_tokens
+        steps = view.speculative_num_steps
+        own = engine_tokens(server_args)
         if steps not in (None, own, found):
             raise refusal(
                 "the drafter's steps are given twice",
@@ -265,7 +271,8 @@ def refuse_for_drafter(server_args: Any, refused: Refused = OF_DRAFTERS) -> None
     """Refuse arguments with which the draft length cannot change, or the text would be inexact (`EngineError`)."""
     algorithm = server_args.speculative_algorithm
     if algorithm not in METHODS:
-        found, expected = f"--speculative-algorithm {algorithm}", ", ".join(METHODS)
+        found = f"--speculative-algorithm {algorithm}"
+        expected = ", ".join(METHODS)
         raise refusal("the draft length of this algorithm cannot be planned", found, expected, ENGINE_OFF)
     refuse_arguments(server_args, refused, ENGINE_OFF)
     if envs.SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND.get():

@@ -30,7 +30,8 @@ LADDER = (0, 1, 2, 4, 8, 16, 32)
 """Draft lengths that get their own attention backend and CUDA graph on a GPU, besides the maximum draft length."""
 
 
-_MOST_REQUESTS, _FEWEST_REQUESTS = 2048, 48
+_MOST_REQUESTS = 2048
+_FEWEST_REQUESTS = 48
 """The least that SGLang runs at a time without speculation where its cache holds them, and what with its own."""
 
 _TABLE_SHARE = 64
@@ -73,7 +74,8 @@ def _replaces(server_args: Any) -> bool:
 
 def _method(server_args: Any, use: str) -> str | None:
     """Return the algorithm of SGLang's own drafter if the property `use` of the settings is true, otherwise None."""
-    environment, name = os.environ.get(CONFIG_VARIABLE, ""), _algorithm(server_args)
+    environment = os.environ.get(CONFIG_VARIABLE, "")
+    name = _algorithm(server_args)
     if not environment or name in ("", ALGORITHM):
         return None
     return name if getattr(_load(None, name, environment).settings, use) else None
@@ -115,7 +117,8 @@ def engine_tokens(server_args: Any) -> int:
 
 def _found(server_args: Any) -> tuple[ResolvedSettings, int]:
     """Return the settings of a server with specplug enabled, and `engine_tokens`."""
-    tokens, environment = resolved_args(server_args).speculative_num_draft_tokens, os.environ.get(CONFIG_VARIABLE, "")
+    tokens = resolved_args(server_args).speculative_num_draft_tokens
+    environment = os.environ.get(CONFIG_VARIABLE, "")
     found = _load(None if tokens is None else int(tokens) - 1, _algorithm(server_args), environment)
     extends = not _replaces(server_args) and found.settings.extends_engine
     return after_engine(found, default_registry()) if extends else (found, 0)
@@ -143,7 +146,8 @@ def default_requests_of(server_args: Any) -> tuple[int, str]:
     from sglang.srt.configs.hybrid_arch import mambaish_config
     from sglang.srt.utils.common import get_device_memory_capacity
 
-    config, memory = model_config_of(server_args), get_device_memory_capacity(resolved_args(server_args).device)
+    config = model_config_of(server_args)
+    memory = get_device_memory_capacity(resolved_args(server_args).device)
     return default_requests(int(config.context_len), memory, has_states=mambaish_config(config) is not None)
 
 

@@ -161,9 +161,15 @@ def _require_loaded() -> None:
 
 def launch_of(server_args: Any) -> Launch:
     """Return the launch of a server's arguments, which SGLang has resolved."""
-    view, caps, settings = resolved_args(server_args), engine_caps(server_args), resolved(server_args).settings
-    method, lossy, topk = drafter(server_args), lossy_arguments(view), int(view.speculative_eagle_topk or 1)
-    most, requests, device = caps.max_draft_length, int(view.max_running_requests), str(view.device)
+    view = resolved_args(server_args)
+    caps = engine_caps(server_args)
+    settings = resolved(server_args).settings
+    method = drafter(server_args)
+    lossy = lossy_arguments(view)
+    topk = int(view.speculative_eagle_topk or 1)
+    most = caps.max_draft_length
+    requests = int(view.max_running_requests)
+    device = str(view.device)
     limited_by = _limited_by(server_args, requests)
     scheduling = "synchronous" if view.disable_overlap_schedule else "overlap"
     shape = "chains" if topk == 1 else f"trees (--speculative-eagle-topk {topk})"

@@ -19,5 +19,6 @@ _CHECKS = {
 def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
     """Register the SGLang checks of `specplug doctor`."""
     for (name, function), summary in _CHECKS.items():
-        factory, takes_launch = f"specplug_sglang.doctor:{function}", function == "launch"
+        factory = f"specplug_sglang.doctor:{function}"
+        takes_launch = function == "launch"
         register(CheckSpec(name=name, factory=factory, summary=summary, takes_launch=takes_launch))

@@ -90,14 +90,16 @@ def prompt_of(req: Any) -> npt.NDArray[np.int64]:
 
     The prompt is in unpadded text ids if it has as many of them as of the padded ids, which index the cache.
     """
-    prompt, padded = req.origin_input_ids_unpadded, req.origin_input_ids
+    prompt = req.origin_input_ids_unpadded
+    padded = req.origin_input_ids
     parts = (prompt if len(prompt) == len(padded) else padded, req.output_ids)
     return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
 
 
 def _stop_ids(req: Any) -> tuple[int, ...]:
     """Return the stop token ids of the request, end-of-sequence first."""
-    params, tokenizer = req.sampling_params, req.tokenizer
+    params = req.sampling_params
+    tokenizer = req.tokenizer
     if params.ignore_eos:
         return ()
     ids = [*(req.eos_token_ids or ())]

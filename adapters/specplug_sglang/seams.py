@@ -259,4 +259,6 @@ def installed_version() -> str:
 
 
 support = Support(VERSIONS, SEAMS, who="specplug_sglang", installed=installed_version, optional=OPTIONAL)
-require, available, moved = support.require, support.available, support.moved
+require = support.require
+available = support.available
+moved = support.moved

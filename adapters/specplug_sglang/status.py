@@ -26,7 +26,8 @@ logger = logging.getLogger("specplug")
 KEY = "specplug"
 """Key of the status in a scheduler's internal state."""
 
-MODE, LIMIT = "specplug_mode", "specplug_num_speculative_tokens"
+MODE = "specplug_mode"
+LIMIT = "specplug_num_speculative_tokens"
 """Keys of an order in `set_internal_state`.  Mode: 1 is on, 0 is off; limit: -1 is no limit."""
 
 _MODES = ("off", "on")
@@ -54,7 +55,9 @@ def scheduler_status(scheduler: Any) -> dict[str, Any]:
     from specplug_sglang.scheduler.engine_drafting import EngineDrafting
 
     drafting = scheduler.draft_worker.drafting
-    step_planner, caps, drafter = drafting.step_planner, drafting.caps, {}
+    step_planner = drafting.step_planner
+    caps = drafting.caps
+    drafter = {}
     if isinstance(drafting, EngineDrafting):
         drafting.settle()
         counted = drafting.counts.snapshot({})

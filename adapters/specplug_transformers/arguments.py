@@ -56,11 +56,13 @@ def check_arguments(config: Any, model_kwargs: Mapping[str, Any], rows: int, str
     found += [f"{kind} inputs" for kind in model_kwargs.get(_ENCODED) or ()]
     found += sorted(inputs - _CHANGES_NO_TEXT - _CHECKED - {_ENCODED})
     if found:
-        expected, remedy = "greedy search or sampling of token ids", "Call model.generate without custom_generate"
+        expected = "greedy search or sampling of token ids"
+        remedy = "Call model.generate without custom_generate"
         raise refusal("these arguments of generate are not supported", ", ".join(found), expected, remedy)
     if config.do_sample and config.temperature is not None and config.temperature < _LOWEST_TEMPERATURE:
         # It takes logits to infinity in the warper, as `generate` would find too.
-        expected, remedy = f"at least {_LOWEST_TEMPERATURE}", "Set do_sample=False for greedy search"
+        expected = f"at least {_LOWEST_TEMPERATURE}"
+        remedy = "Set do_sample=False for greedy search"
         raise refusal("the temperature is too low to divide logits by", config.temperature, expected, remedy)
 
 
@@ -75,10 +77,12 @@ def unpadded(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[Tensor]
     kept = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
     if kept.shape != input_ids.shape or not bool((kept.cummax(1).values == kept).all()):
         found = f"a mask of shape {tuple(kept.shape)}"
-        expected, remedy = "zeros in front of ones, one for each input id", "Set the tokenizer's padding_side='left'"
+        expected = "zeros in front of ones, one for each input id"
+        remedy = "Set the tokenizer's padding_side='left'"
         raise refusal("the attention mask hides more than left padding", found, expected, remedy)
     if positions is not None and not _from_zero(positions, kept):
-        expected, remedy = "positions from 0 at each row's first token", "Leave position_ids out"
+        expected = "positions from 0 at each row's first token"
+        remedy = "Leave position_ids out"
         raise refusal("position_ids are not supported", "other positions", expected, remedy)
     return [ids[mask] for ids, mask in zip(input_ids, kept, strict=True)]
 
@@ -92,7 +96,8 @@ def check_lengths(max_tokens: int, prompts: list[Tensor], max_length: int) -> No
     longest = max(map(len, prompts))
     if longest + max_tokens > max_length:
         found = f"a prompt of {longest} tokens and up to {max_tokens} new ones"
-        expected, remedy = f"at most {max_length} tokens in all", "Lower max_new_tokens or max_length"
+        expected = f"at most {max_length} tokens in all"
+        remedy = "Lower max_new_tokens or max_length"
         raise refusal("the context would become too long", found, expected, remedy)
 
 

@@ -50,7 +50,8 @@ class SlotTokens:
 
     def take_resets(self) -> tuple[int, ...]:
         """Return the slots that began a new generation since the last call."""
-        reset, self._reset = tuple(self._reset), []
+        reset = tuple(self._reset)
+        self._reset = []
         return reset
 
     def write(self, slot: int, start: int, token_ids: Sequence[int]) -> None:

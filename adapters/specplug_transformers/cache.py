@@ -27,12 +27,14 @@ class RowPlaces:
     def __init__(self, rows: list[int], starts: list[int], queries: int, device: torch.device) -> None:
         firsts = torch.tensor(starts, dtype=torch.int64, device=device)
         self.positions = firsts[:, None] + torch.arange(queries, device=device)
-        self.rows, self.columns = max(rows) + 1, max(starts) + queries
+        self.rows = max(rows) + 1
+        self.columns = max(starts) + queries
         self.is_even = min(starts) == max(starts)
         self._index = torch.tensor(rows, dtype=torch.int64, device=device)[:, None]
         self._firsts = firsts[:, None]
         self._written = slice(starts[0], starts[0] + queries)
-        first, after = rows[0], rows[0] + len(rows)
+        first = rows[0]
+        after = rows[0] + len(rows)
         self._neighbours = slice(first, after) if rows == list(range(first, after)) else None
 
     def write(self, states: Tensor, stored: Tensor) -> None:
@@ -66,7 +68,8 @@ class _RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self._owner = owner
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
+        self.dtype = key_states.dtype
+        self.device = key_states.device
         self.keys: Tensor = key_states.new_zeros(0, key_states.shape[1], 0, key_states.shape[3])
         self.values: Tensor = value_states.new_zeros(0, value_states.shape[1], 0, value_states.shape[3])
         self.is_initialized = True
@@ -76,7 +79,8 @@ class _RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
             self.lazy_initialization(key_states, value_states)
         place = self._owner.place
         if self.keys.shape[0] < place.rows or self.keys.shape[2] < place.columns:
-            self.keys, self.values = _grown(self.keys, place), _grown(self.values, place)
+            self.keys = _grown(self.keys, place)
+            self.values = _grown(self.values, place)
         place.write(key_states, self.keys)
         place.write(value_states, self.values)
         return place.view(self.keys), place.view(self.values)

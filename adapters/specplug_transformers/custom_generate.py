@@ -62,7 +62,8 @@ def generate(
     found += [name for name in ("token_healing",) if _configured(model, arguments, name)]
     found += ["cache_implementation='paged'"] if arguments.get("cache_implementation") == "paged" else []
     if found:
-        expected, remedy = "greedy search or sampling of token ids", "Call model.generate itself"
+        expected = "greedy search or sampling of token ids"
+        remedy = "Call model.generate itself"
         raise refusal("these arguments of generate are not supported", ", ".join(found), expected, remedy)
     strings = _configured(model, arguments, "stop_strings")
     if strings is not None and tokenizer is not None:

@@ -53,8 +53,12 @@ class Decoder:
         verifier: Verifier,
         lossy: Verifier | None = None,
     ) -> None:
-        self._runner, self._table = runner, table
-        self._plans, self._drafts, self._verifier, self._lossy = plans, drafts, verifier, lossy
+        self._runner = runner
+        self._table = table
+        self._plans = plans
+        self._drafts = drafts
+        self._verifier = verifier
+        self._lossy = lossy
         self._grammars = Completer(FaultGuard(SOURCE, sink=drafts.metrics.fault))
         self._batch: DecodeBatch | None = None
         self.steps = 0
@@ -87,7 +91,8 @@ class Decoder:
             drafting_seconds=drafted - began if self._runner.device.type == "cpu" else None,
         )
         if self._plans.learns and not self._plans.is_off:
-            length, cost = self._plan.draft_length, self.last_step
+            length = self._plan.draft_length
+            cost = self.last_step
             self._plans.observe(
                 StepReport.build(self.steps, length, len(fates), fates, cost=cost, batch_size=len(states))
             )
@@ -150,7 +155,8 @@ class Decoder:
         Returns:
             The verified and accepted draft tokens of each request that might draft, up to its end.
         """
-        after_stop, fates = [], []
+        after_stop = []
+        fates = []
         emitted = zip(batch.states, verification.token_ids.tolist(), draft.lengths.tolist(), strict=True)
         for state, row, verified in emitted:
             tokens = [token for token in row if token >= 0]

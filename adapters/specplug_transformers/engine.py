@@ -90,7 +90,8 @@ class Engine:
         self._drafts = build_draft_stage(settings, self.registry, context, grammars=True)
         self._plans = build_plan_stage(settings, self.registry, context, self._drafts.metrics.fault)
         self._table = SlotTokens(max_num_seqs, self.max_length, self._runner.vocab_size, self._runner.device)
-        verifier, lossy = build_verifier(settings, self.registry, context), None
+        verifier = build_verifier(settings, self.registry, context)
+        lossy = None
         if not self.registry.get(VerifierSpec, settings.verifier).caps.lossless:
             verifier, lossy = ReferenceVerifier(), verifier
         self._decoder = Decoder(self._runner, self._table, self._plans, self._drafts, verifier, lossy)
@@ -100,7 +101,8 @@ class Engine:
         if self.start_costs.costs:
             self._plans.calibrate(self.start_costs.costs)
         self._intake = RequestIntake(context, acceptance_thresholds(settings, self.registry), settings, model)
-        self.max_num_seqs, self._prefill_chunk = max_num_seqs, prefill_chunk
+        self.max_num_seqs = max_num_seqs
+        self._prefill_chunk = prefill_chunk
         self._waiting: deque[RequestState] = deque()
         self._running: list[RequestState] = []  # index is the row of the key-value cache
         self._by_id: dict[str, RequestState] = {}
@@ -235,7 +237,8 @@ class Engine:
         while self._waiting and self._table.has_free_slot:
             state = self._waiting.popleft()
             state.slot, state.generation = self._table.take_slot(state.tokens)
-            state.row, state.computed = len(self._running), 0
+            state.row = len(self._running)
+            state.computed = 0
             self._runner.cache.clear(state.row)
             self._running.append(state)
             self._notify(Lifecycle.RESUMED if state.was_running else Lifecycle.STARTED, state)

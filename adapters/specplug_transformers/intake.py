@@ -56,8 +56,11 @@ class RequestIntake:
         self, context: PluginContext, thresholds: Mapping[str, float] | None, settings: Settings, model: Any
     ) -> None:
         self._tokenizer: Any = context.target_tokenizer
-        self._settings, self._thresholds = settings, thresholds
-        self._max_length, self._vocab_size, self._device = context.max_length, context.vocab_size, context.device
+        self._settings = settings
+        self._thresholds = thresholds
+        self._max_length = context.max_length
+        self._vocab_size = context.vocab_size
+        self._device = context.device
         self._eos = _eos_token_ids(model)
         self._numbers = itertools.count()
 

@@ -128,7 +128,9 @@ class OutputPenalty(LogitsProcessor):
     """OpenAI's presence and frequency penalties, subtracted once and per occurrence of a token in the output."""
 
     def __init__(self, presence: float, frequency: float, prompt_length: int) -> None:
-        self._presence, self._frequency, self._prompt_length = presence, frequency, prompt_length
+        self._presence = presence
+        self._frequency = frequency
+        self._prompt_length = prompt_length
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return `scores` [1, V] minus the penalties for `input_ids` [1, L]."""

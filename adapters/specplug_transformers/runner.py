@@ -106,7 +106,8 @@ class ModelRunner:
             if needs_no_mask and (window is None or place.columns <= window):
                 masks[kind] = None
                 continue
-            column, position = torch.arange(place.columns, device=self.device), place.positions[:, None, :, None]
+            column = torch.arange(place.columns, device=self.device)
+            position = place.positions[:, None, :, None]
             mask = column <= position
             if window is not None:
                 mask = mask & (column > position - window)

@@ -27,7 +27,8 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
-        self.text, self.is_cut = "", False
+        self.text = ""
+        self.is_cut = False
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._ids: list[int] = []
@@ -62,14 +63,16 @@ class TextStream:
         found = [(at + len(stop), at) for stop in self._stop if (at := self._held.find(stop)) >= 0]
         self.is_cut = bool(found)
         end = min(found, key=itemgetter(0))[1] if found else len(self._held) - keep
-        self.text, self._held = self.text + self._held[:end], "" if found else self._held[end:]
+        self.text = self.text + self._held[:end]
+        self._held = "" if found else self._held[end:]
 
     def _decode_new(self) -> str:
         before = self.decode(self._ids[self._start : self._read])
         now = self.decode(self._ids[self._start :])
         if now.endswith(_UNFINISHED) or len(now) <= len(before):
             return ""
-        self._start, self._read = self._read, len(self._ids)
+        self._start = self._read
+        self._read = len(self._ids)
         return now[len(before) :]
 
     def _undecided(self) -> int:
@@ -171,7 +174,8 @@ class RequestState:
     @property
     def visible(self) -> int:
         """Upper bound on the tokens of prompt and output that the client saw, without those of a stop string."""
-        output, stream = self.output, self.stream
+        output = self.output
+        stream = self.stream
         if stream is None or not stream.is_cut:
             return len(self.tokens)
         return self.request.prompt_length + (tokens_before_stop(output, self.params.stop, stream.decode) or 0)
@@ -190,12 +194,14 @@ class RequestState:
 
     def draft_cap(self, plan: StepPlan) -> int:
         """Return the most draft tokens that a plan and the request itself allow."""
-        length, cap = plan.draft_length_for(self.request.request_id), self.request.options.cap
+        length = plan.draft_length_for(self.request.request_id)
+        cap = self.request.options.cap
         return length if cap is None else min(length, cap)
 
     def take_output(self) -> RequestOutput:
         """Return the current output; the next one will add to it."""
-        output, text = tuple(self.output), "" if self.stream is None else self.stream.text
+        output = tuple(self.output)
+        text = "" if self.stream is None else self.stream.text
         tokens, letters = self.taken
         self.taken = len(output), len(text)
         return RequestOutput(

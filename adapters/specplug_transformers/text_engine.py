@@ -48,7 +48,8 @@ class TransformersEngine:
             torch.set_num_threads(threads)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         dtype = dtype or ("float32" if device == "cpu" else "bfloat16")
-        self._name, self._baseline = model, baseline
+        self._name = model
+        self._baseline = baseline
         self._model, self._tokenizer = load(model, device, dtype)
         if baseline:
             settings = settings.model_copy(update={"mode": "off"})

@@ -150,7 +150,8 @@ def may_skip_drafts(vllm_config: Any) -> bool:
 
 def engine_caps(vllm_config: Any) -> EngineCaps:
     """Return the engine's capabilities under this configuration."""
-    spec, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    spec = vllm_config.speculative_config
+    parallel = vllm_config.parallel_config
     v2 = runner_of(vllm_config) == "v2"
     cuts = cuts_on_device(vllm_config)
     if engine_method(vllm_config) is not None:  # nothing trims its drafts: rows are as long as the plan and its caps
@@ -202,7 +203,8 @@ def refuse_unsupported(vllm_config: Any) -> None:
     Raises:
         EngineError: specplug does not support this server's configuration.
     """
-    method, stages = engine_method(vllm_config), vllm_config.parallel_config.pipeline_parallel_size
+    method = engine_method(vllm_config)
+    stages = vllm_config.parallel_config.pipeline_parallel_size
     alone = f"Leave {SECTION!r} out of {FLAG}"
     if getattr(vllm_config, "watermark_config", None) is not None:
         _refuse(
@@ -240,7 +242,8 @@ EXTENDED = ("draft_model", "eagle", "eagle3", "mtp")
 
 def _refuse_extended(vllm_config: Any) -> None:
     """Refuse servers on which lookup cannot continue the drafts of vLLM's own drafter."""
-    method, parallel = extended_method(vllm_config), vllm_config.parallel_config
+    method = extended_method(vllm_config)
+    parallel = vllm_config.parallel_config
     ranks = parallel.tensor_parallel_size
     alone = f"Leave the proposer out of {FLAG} {SECTION!r}: specplug then plans the drafts"
     what = "lookup cannot continue the drafts of vLLM's own drafter"
@@ -306,7 +309,8 @@ def _load(
         load_settings, flags_origin=f"{FLAG} {SECTION!r}", registry=registry, engine_drafts=method is not None
     )
     if key not in flags and not (implied and load(flags).settings.num_speculative_tokens == draft_length):
-        own[key], flags[key] = _SPECULATIVE, draft_length
+        own[key] = _SPECULATIVE
+        flags[key] = draft_length
     found = load(flags, origins_of=own)
     return after_engine(found, registry) if method is not None and found.settings.extends_engine else (found, 0)
 
@@ -341,7 +345,8 @@ def _ladder(vllm_config: Any) -> tuple[int, ...]:
     vLLM captures a draft length for the batch sizes listed with it, so one listed only for batches larger than
     ``max_num_seqs`` has no graphs.
     """
-    spec, largest = vllm_config.speculative_config, vllm_config.scheduler_config.max_num_seqs
+    spec = vllm_config.speculative_config
+    largest = vllm_config.scheduler_config.max_num_seqs
     if ranks_step_together(vllm_config):
         return (0, spec.num_speculative_tokens) if may_skip_drafts(vllm_config) else ()
     schedule = getattr(spec, "num_speculative_tokens_per_batch_size", None) or ()

@@ -81,7 +81,8 @@ def resolved_launch(arguments: list[str]) -> Launch | None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     load_general_plugins()
-    command, parser = ServeSubcommand(), FlexibleArgumentParser(prog="vllm")
+    command = ServeSubcommand()
+    parser = FlexibleArgumentParser(prog="vllm")
     command.subparser_init(parser.add_subparsers())
     args = parser.parse_args(["serve", *arguments])
     command.validate(args)

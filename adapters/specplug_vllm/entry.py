@@ -17,7 +17,8 @@ from specplug_vllm.config import engine_method, extended_method, is_requested, p
 from specplug_vllm.startup import engine_config
 
 _WORKER = "vllm.v1.worker.worker_base"
-_RUNNER, _FACTORY = "vllm.v1.worker.gpu.model_runner", "init_speculator"
+_RUNNER = "vllm.v1.worker.gpu.model_runner"
+_FACTORY = "init_speculator"
 
 
 def register() -> None:

@@ -21,5 +21,6 @@ _CHECKS = {
 def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
     """Register the vLLM checks of `specplug doctor`."""
     for (name, function), summary in _CHECKS.items():
-        factory, takes_launch = f"specplug_vllm.doctor:{function}", function == "launch"
+        factory = f"specplug_vllm.doctor:{function}"
+        takes_launch = function == "launch"
         register(CheckSpec(name=name, factory=factory, summary=summary, takes_launch=takes_launch))

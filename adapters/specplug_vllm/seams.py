@@ -266,7 +266,9 @@ def installed_version() -> str:
 
 
 support = Support(VERSIONS, SEAMS, who="specplug_vllm", installed=installed_version, optional=OPTIONAL)
-require, available, moved = support.require, support.available, support.moved
+require = support.require
+available = support.available
+moved = support.moved
 
 
 def ranks_agree_to_skip_drafts() -> bool:

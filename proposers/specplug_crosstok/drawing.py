@@ -12,7 +12,10 @@ from specplug_crosstok.acceptance import SHARES, bucket_of
 GENERATION_BITS = 24
 """Bits of a generation, and of a length, in a draft's key."""
 
-_SHIFT, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # of SplitMix64, as int64
+# of SplitMix64, as int64
+_SHIFT = -0x61C8864680B583EB
+_FIRST = -0x40A7B892E31B1A47
+_SECOND = -0x6B2FB644ECCEEE15
 
 
 class Common(NamedTuple):
@@ -101,9 +104,12 @@ class Drawing:
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(max_rows, *shape, dtype=dtype, device=device)
 
-        self._common, self._seed, self.is_greedy = common, seed, False
+        self._common = common
+        self._seed = seed
+        self.is_greedy = False
         self._restricted = zeros(dtype=torch.bool).fill_(is_restricted)
-        self.temperature, self.keys = zeros(dtype=torch.float32), zeros(dtype=torch.int64)
+        self.temperature = zeros(dtype=torch.float32)
+        self.keys = zeros(dtype=torch.int64)
         self.is_common, self.levels = (zeros(num_drafted, dtype=kind) for kind in (torch.bool, torch.int64))
         self.probabilities = zeros(num_drafted, dtype=torch.float64)
         self.logits = zeros(num_drafted, len(common.ids), dtype=torch.float32) if states else None
@@ -112,7 +118,8 @@ class Drawing:
         """Choose the ids [R] int64 of a step, [1] int64, by logits [R, V]."""
         draws = self.logits is not None and not self.is_greedy
         numbers = None if not draws else uniforms(self._seed, self.keys[:num_rows], step)
-        restricted, temperature = self._restricted[:num_rows], self.temperature[:num_rows]
+        restricted = self._restricted[:num_rows]
+        temperature = self.temperature[:num_rows]
         choice = choose(self._common, restricted, temperature, logits, numbers)
         for held, new in (
             (self.is_common, choice.is_common),

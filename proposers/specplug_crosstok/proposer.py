@@ -57,7 +57,8 @@ class CrossTok(Proposer):
             check_device(options.device, context.device)
         device = device_of(options.device) if on_host else context.device
         self.model, self.pair = load_model(context, options, device)
-        self._options, self._device = options, device
+        self._options = options
+        self._device = device
         is_exact = on_host and device.type == "cpu"
         self._step = DraftingStep(context, options, self.model, self.pair, is_exact=is_exact)
         self._ids_per_token = IdsPerToken(min(2.0, self._step.mean_length), device)
@@ -108,7 +109,8 @@ class CrossTok(Proposer):
         if batch.device != self._device:
             columns = to_device(columns, self._device)
         slots, owners, base_len, tested, accepted = columns
-        rows, sent = self._schedule.row_of_slot()[slots], self._step.written
+        rows = self._schedule.row_of_slot()[slots]
+        sent = self._step.written
         row = rows.clamp(min=0)
         is_mine = (rows >= 0) & (sent.owners[row] == owners) & (sent.base_len[row] == base_len)
         self._step.learn(sent.kinds[row], sent.probabilities[row], torch.where(is_mine, tested, 0), accepted)
@@ -132,7 +134,8 @@ class CrossTok(Proposer):
         is_enough: Callable[[int], bool] | None = None,
     ) -> None:
         """Draft at most `num_tokens` for each row of a batch that is on the model's device, but for its token table."""
-        step, num_rows = self._step, self._step.loop.num_rows(self._schedule.num_rows)
+        step = self._step
+        num_rows = self._step.loop.num_rows(self._schedule.num_rows)
         at = _At.of(batch, self._schedule.row_of_slot(), num_rows)
         entries = batch.rows[at.place.to(batch.rows.device)].long()
         self._give(at, batch, limits, states=draft.distribution is not Distribution.ONE_HOT)
@@ -172,7 +175,8 @@ class CrossTok(Proposer):
 
     def _give(self, at: _At, batch: EngineBatch, limits: Tensor, *, states: bool) -> None:
         """Set the step's inputs."""
-        inputs, rows = self._step.inputs, slice(at.num_rows)
+        inputs = self._step.inputs
+        rows = slice(at.num_rows)
         heat = at.of_rows(batch.temperature)
         inputs.running.owners[rows] = torch.where(at.is_running, _owners(batch)[at.place], NO_REQUEST)
         inputs.running.lengths[rows] = at.of_rows(batch.lengths)
@@ -183,10 +187,12 @@ class CrossTok(Proposer):
 
     def _catch_up(self, batch: EngineBatch, entries: Tensor) -> None:
         """Compute texts that are many tokens behind, such as prompts, up to the chunk of a step."""
-        chunk, texts = self._options.prefill_chunk, self._step.texts
+        chunk = self._options.prefill_chunk
+        texts = self._step.texts
         at_once = min(self._step.num_missing // 2, self._step.num_tokens)
         for row, count in self._schedule.to_catch_up(chunk, at_once):
-            rows, num_tokens = slice(row, row + 1), size_for(count, sizes(chunk, 16))
+            rows = slice(row, row + 1)
+            num_tokens = size_for(count, sizes(chunk, 16))
             self._schedule.grow(texts.growth(num_tokens))
             texts.extend(self._step.inputs.running, rows, texts.newest(batch.tokens, entries[rows], rows, num_tokens))
             texts.rejoin(rows)

@@ -51,7 +51,9 @@ class Written(NamedTuple):
         numbers = torch.zeros(max_rows, draft_length, dtype=torch.int64, device=device)
         ids, sources, steps, kinds = (numbers.clone() for _ in range(4))
         counts, owners, base_len = (numbers[:, 0].clone() for _ in range(3))
-        is_drawn, probabilities, confidence = numbers > 0, numbers.double(), numbers.float()
+        is_drawn = numbers > 0
+        probabilities = numbers.double()
+        confidence = numbers.float()
         of_tokens = ids, sources, steps, kinds, is_drawn, probabilities, confidence
         return cls(*of_tokens, counts, owners.fill_(NO_REQUEST), base_len)
 
@@ -101,7 +103,8 @@ class Written(NamedTuple):
         `rows` [B] int64 are the requests' rows, negative for those without one; `logits` [R, n, Vd] is what common ids
         were drawn from.
         """
-        row, columns = rows.clamp(min=0), slice(draft.draft_length)
+        row = rows.clamp(min=0)
+        columns = slice(draft.draft_length)
         draft.lengths.copy_(torch.where(rows >= 0, self.counts[row], 0))
         inside = draft.mask()
         draft.token_ids.copy_(torch.where(inside, self.ids[row, columns], NO_TOKEN))
@@ -163,7 +166,9 @@ class DraftingStep:
         *,
         is_exact: bool,
     ) -> None:
-        self._device, rows, most = model.device, model.max_texts, context.caps.max_draft_length
+        self._device = model.device
+        rows = model.max_texts
+        most = context.caps.max_draft_length
         self.is_text = not pair.is_same and options.route != "tli"
         num_drafted = min(2 * (most + 1) if self.is_text else most, model.max_length // 4)  # windows begin half full
         self.num_drafted = num_drafted
@@ -197,7 +202,8 @@ class DraftingStep:
         self.inputs = StepInputs(running, limits, numbers[:, 0].float(), numbers)
         self._is_active = numbers[:, 0] > 0
         self.written = Written.allocate(rows, most, self._device)
-        self._is_bounded, self._survival = options.min_survival > 0, numbers[:, 0].double()
+        self._is_bounded = options.min_survival > 0
+        self._survival = numbers[:, 0].double()
         self.figures = torch.zeros(3, rows, dtype=torch.int64, device=self._device)
 
     @property
@@ -223,7 +229,8 @@ class DraftingStep:
 
     def choose(self, num_rows: int, step: Tensor, logits: Tensor) -> Tensor:
         """Choose the next ids."""
-        ids, rows = self.drawing.choose(num_rows, step, logits), slice(num_rows)
+        ids = self.drawing.choose(num_rows, step, logits)
+        rows = slice(num_rows)
         if not self._is_bounded:
             return ids
         is_common, levels, probabilities = (
@@ -251,9 +258,11 @@ class DraftingStep:
 
     def finish(self, num_rows: int) -> None:
         """Make the drafted ids draft tokens of the target."""
-        rows, is_active = slice(num_rows), self._is_active[:num_rows]
+        rows = slice(num_rows)
+        is_active = self._is_active[:num_rows]
         running = self.inputs.running.at(rows)
-        drafted, num_ids = self.loop.drafted[rows], self.loop.num_ids
+        drafted = self.loop.drafted[rows]
+        num_ids = self.loop.num_ids
         self.texts.feed(rows, drafted, torch.where(is_active, num_ids - 1, 0))
         counts = torch.where(is_active, self.inputs.limits[rows], 0)
         is_sampled = self.inputs.temperature[rows] > 0
@@ -267,13 +276,16 @@ class DraftingStep:
         self._common.confidence.copy_(self._confidence())
 
     def _confidence(self) -> Tensor:
-        drawn, text = self.acceptance.by_bucket(DRAWN), self.acceptance.by_bucket(TEXTS, joined=True)
+        drawn = self.acceptance.by_bucket(DRAWN)
+        text = self.acceptance.by_bucket(TEXTS, joined=True)
         return torch.cat([drawn, text])
 
     def _segments(self, drafted: Tensor, num_ids: Tensor) -> Segments:
         """Return the target's tokens for drafted ids [R, n]."""
-        num_rows, most = len(drafted), self.written.ids.shape[1]
-        is_common, probabilities = self.drawing.is_common[:num_rows], self.drawing.probabilities[:num_rows]
+        num_rows = len(drafted)
+        most = self.written.ids.shape[1]
+        is_common = self.drawing.is_common[:num_rows]
+        probabilities = self.drawing.probabilities[:num_rows]
         if self._segmenter is not None:
             return self._segmenter.find(drafted, num_ids, is_common, probabilities, most)
         steps = torch.arange(most, device=self._device).clamp(max=self.num_drafted - 1).expand(num_rows, most)

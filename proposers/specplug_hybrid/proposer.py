@@ -135,14 +135,17 @@ class Hybrid(ComposedProposer):
         now = time.monotonic()
         if self._began:
             self.gains.time_step(now - self._began - self._in_model)
-        self._began, self._in_model, self._steps = now, 0.0, self._steps + 1
+        self._began = now
+        self._in_model = 0.0
+        self._steps = self._steps + 1
         found = self.part_draft(LOOKUP, batch, limits, draft.draft_length)
         rows = self._rows_for_model(batch, limits, found)
         if rows is None:
             self._skipped += 1
             self.parts[MODEL].ingest(batch)
         else:
-            self._skipped, self._steps_with_model = 0, self._steps_with_model + 1
+            self._skipped = 0
+            self._steps_with_model = self._steps_with_model + 1
             began = time.monotonic()
             drafted = self.part_draft(MODEL, batch, torch.where(rows, limits, 0), draft.draft_length)
             self._in_model = time.monotonic() - began

@@ -32,7 +32,8 @@ class ReferenceSettings(BaseModel):
         return self
 
 
-OWN_TEXT, REFERENCE = 0, 1
+OWN_TEXT = 0
+REFERENCE = 1
 
 
 class Match(NamedTuple):
@@ -60,7 +61,8 @@ def find_match(suffix: Tokens, text: Tokens, max_n: int) -> Match:
         longer = longer[text[longer - n - 1] == suffix[-n - 1]]
         if not longer.size:
             break
-        ends, n = longer, n + 1
+        ends = longer
+        n = n + 1
     return Match(n, int(ends[-1]))
 
 
@@ -90,12 +92,17 @@ class NgramReference(HostProposer):
         self._options: ReferenceSettings = context.options or ReferenceSettings()
 
     def draft(self, tokens: Tokens, limit: int, request: Request | None) -> HostDraft:
-        min_n, max_n = self._options.min_n, self._options.max_n
-        text, best, source = tokens, find_match(tokens, tokens, max_n), OWN_TEXT
+        min_n = self._options.min_n
+        max_n = self._options.max_n
+        text = tokens
+        best = find_match(tokens, tokens, max_n)
+        source = OWN_TEXT
         for reference in () if request is None else request.references:
             match = find_match(tokens, reference.token_ids, max_n)
             if match.n > best.n:
-                text, best, source = reference.token_ids, match, REFERENCE
+                text = reference.token_ids
+                best = match
+                source = REFERENCE
         if best.n < min_n:
             return HostDraft(())
         follows = text[best.end : best.end + limit]

@@ -59,10 +59,12 @@ class StoreWatcher:
         self._sizes: dict[str, dict[str, int]] = {}
         self._newest: Corpora | None = None
         self._unsearchable: tuple[str, ...] = ()
-        self._looking, self._ended = threading.Lock(), threading.Event()
+        self._looking = threading.Lock()
+        self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="specplug-corpora", daemon=True)
         self.unknown_documents = self.unreadable_documents = 0
-        self._reported, self._failure = False, ""
+        self._reported = False
+        self._failure = ""
 
     def open(self) -> None:
         """Open the store, creating it if there is none, and watch it; where it cannot be created, wait for it.
@@ -97,7 +99,8 @@ class StoreWatcher:
 
         Returns None if there is none, or none in the readable part of a damaged store; both cases are counted.
         """
-        seen, failed = self._seen, False
+        seen = self._seen
+        failed = False
         for segment in reversed(seen.tenants.get(tenant, ()) if seen else ()):
             try:
                 if found := segment.find(name, corpus):
@@ -111,7 +114,8 @@ class StoreWatcher:
 
     def status(self) -> dict[str, Any]:
         """Return the state of the store for operators."""
-        seen, store = self._seen, self._settings.store
+        seen = self._seen
+        store = self._settings.store
         tenants = {} if seen is None else seen.tenants
         if seen is None:
             problems = [f"{store}: no corpus store yet, or none of this tokenizer"] if store else []
@@ -179,7 +183,10 @@ class StoreWatcher:
                 if text not in self._unsearchable:
                     _log.warning("retrieval: %s", text)
             problems += left_out
-            self._sizes, self._seen, self._newest, self._unsearchable = sizes, seen, newest, problems
+            self._sizes = sizes
+            self._seen = seen
+            self._newest = newest
+            self._unsearchable = problems
 
 
 def _can_only_wait(path: Path) -> bool:
@@ -233,7 +240,8 @@ class Retrieval(LookupProposer):
         super().__init__(context)
         self._numbers = Numbers()
         self._loaded: Corpora | None = None
-        self._slots, self._device = context.max_slots, context.device
+        self._slots = context.max_slots
+        self._device = context.device
         self._most_bytes = context.sections.get("corpora", CorporaSettings()).device_gib * (1 << 30)
         self.watcher = StoreWatcher(context, self._corpora_of)
 
@@ -267,7 +275,8 @@ class Retrieval(LookupProposer):
     def begin(self, slot: int, generation: int, owner: int, request: Request) -> int:
         """Begin a request's text in a slot; documents that it names follow its own references."""
         self.update()  # otherwise a new tenant of the store is not known yet
-        tenant, options = request.tenant or SHARED, request.options
+        tenant = request.tenant or SHARED
+        options = request.options
         named = [self.watcher.document(tenant, name, corpus) for name, corpus in options.documents]
         references = [reference.token_ids for reference in request.references]
         references += [text for text in named if text is not None]

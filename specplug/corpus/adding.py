@@ -68,9 +68,11 @@ class Addition:
     """Documents for one corpus of a tenant; see `Store.add` for the parameters."""
 
     def __init__(self, tenant: Tenant, corpus: str, max_tokens: int | None, progress: Progress | None) -> None:
-        self._tenant, self._corpus = tenant, check_name("corpus", corpus)
+        self._tenant = tenant
+        self._corpus = check_name("corpus", corpus)
         self._who = f"corpus {shortened(corpus)}"
-        self._max_tokens, self._progress = max_tokens, progress
+        self._max_tokens = max_tokens
+        self._progress = progress
         self._written: Counter[int] = Counter()  # hashes of names
         self._tokens = self._empty = self._kept = self._kept_tokens = self._same_name = 0
         self._present: Present | None = None
@@ -103,7 +105,8 @@ class Addition:
             left = present.left()
             if entries or left:
                 change.commit((*present.taken(change), *entries))
-        written, replaced = self._written.total(), (left & self._written).total()
+        written = self._written.total()
+        replaced = (left & self._written).total()
         return Synced(
             added=written - replaced,
             replaced=replaced,

@@ -45,7 +45,8 @@ def checked(document: Document, vocab_size: int) -> list[Tokens]:
 def _wrong(text: npt.NDArray[np.generic], vocab_size: int) -> str | None:
     if text.ndim != 1 or text.dtype.kind not in "iu":
         return f"shape {text.shape} of {text.dtype}"
-    least, most = int(text.min()), int(text.max())
+    least = int(text.min())
+    most = int(text.max())
     return f"id {least if least < 0 else most}" if least < 0 or most >= vocab_size else None
 
 
@@ -125,9 +126,13 @@ class Builder:
     def __init__(self) -> None:
         self._indices: dict[str, int] = {}
         self.size = 1  # length of the text so far
-        self._text, self._names = bytearray(_BARRIER), bytearray()
-        self._starts, self._lengths, self._name_ends = array("q", [1]), array("q"), array("q")
-        self._hashes, self._corpus_of = array("Q"), array("i")
+        self._text = bytearray(_BARRIER)
+        self._names = bytearray()
+        self._starts = array("q", [1])
+        self._lengths = array("q")
+        self._name_ends = array("q")
+        self._hashes = array("Q")
+        self._corpus_of = array("i")
         self._until_yield = _WORK_PER_YIELD
 
     def __len__(self) -> int:

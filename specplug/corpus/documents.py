@@ -16,7 +16,9 @@ Tokenize = Callable[[str], Sequence[int]]
 TokenizeMany = Callable[[list[str]], Sequence[Sequence[int]]]
 
 _NONE = np.empty(0, dtype=np.int32)
-_CHARACTERS, _TEXTS = 1 << 21, 4096  # tokenized at a time
+# tokenized at a time
+_CHARACTERS = 1 << 21
+_TEXTS = 4096
 
 
 class Document(NamedTuple):
@@ -67,7 +69,8 @@ def documents_from(contents: Iterable[Content], encode_many: TokenizeMany) -> It
         size += len(content.text or "")
         if size >= _CHARACTERS or len(waiting) >= _TEXTS:
             yield from _tokenized(waiting, encode_many)
-            waiting, size = [], 0
+            waiting = []
+            size = 0
     yield from _tokenized(waiting, encode_many)
 
 

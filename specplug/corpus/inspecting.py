@@ -54,7 +54,8 @@ def problems_with(tenant: Tenant, entry: SegmentEntry) -> list[Problem]:
 
 def broken_invariants(segment: Segment, vocab_size: int) -> list[str]:
     """Return what differs from a segment that is built from the same documents.  Takes as long as building it."""
-    builder, text = Builder(), segment.text
+    builder = Builder()
+    text = segment.text
     for at in range(0, text.size, _PIECE):
         if int(text[at : at + _PIECE].min()) < NO_TEXT or int(text[at : at + _PIECE].max()) >= vocab_size:
             return ["token ids beyond the vocabulary"]

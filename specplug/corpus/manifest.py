@@ -152,7 +152,8 @@ def commit(folder: Path, before: Manifest, entries: Iterable[SegmentEntry]) -> M
     Raises:
         CorpusError: it could not be written; `before` is still in place.
     """
-    path, old = folder / MANIFEST_FILE, (folder / MANIFEST_FILE).with_suffix(_BEFORE_ENDING)
+    path = folder / MANIFEST_FILE
+    old = (folder / MANIFEST_FILE).with_suffix(_BEFORE_ENDING)
     manifest = replace(before, generation=before.generation + 1, segments=tuple(entries))
     with os_errors_named(path):
         fsync_folder(folder)  # the segments' names must be durable before the manifest's

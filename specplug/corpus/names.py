@@ -19,7 +19,8 @@ MAX_DOCUMENT_NAME = 1024
 _PLAIN = frozenset((string.ascii_lowercase + string.digits + "_-").encode())
 _LONGEST = 200  # bytes; file systems take 255
 _HEAD = 64
-_LOOKED_AT, _SHOWN = 2000, 20
+_LOOKED_AT = 2000
+_SHOWN = 20
 
 
 def check_name(kind: str, name: object, *, most: int = MAX_NAME, empty: bool = False) -> str:

@@ -57,7 +57,8 @@ def opened(data: bytes, kind: str, path: Path, *, within: str | None = None) -> 
     try:
         content: dict[str, Any] = json.loads(data)
         head = content[within] if within else content
-        found, version = head["format"], int(str(head["version"]))
+        found = head["format"]
+        version = int(str(head["version"]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise torn(path, kind, f"no readable header ({describe(error)[:120]})") from error
     if found != kind:

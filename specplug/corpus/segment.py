@@ -77,7 +77,8 @@ class _Section(NamedTuple):
     data_offsets: tuple[Offset, Offset]
 
 
-_SECTIONS, _STRINGS = TypeAdapter(dict[str, _Section]), TypeAdapter(dict[str, String])
+_SECTIONS = TypeAdapter(dict[str, _Section])
+_STRINGS = TypeAdapter(dict[str, String])
 _CORPORA: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[CorpusName, ...])
 
 
@@ -135,7 +136,8 @@ class Segment:
         Raises:
             CorpusError: the file cannot be read, is torn, or has a different format, version or tokenizer.
         """
-        self.path, self.id = path, path.name.removesuffix(SEGMENT_ENDING)
+        self.path = path
+        self.id = path.name.removesuffix(SEGMENT_ENDING)
         try:
             handle = open_file(path, os.O_RDONLY)
             try:
@@ -209,7 +211,8 @@ class Segment:
         try:
             self.corpora = parsed(_CORPORA, json.loads(metadata["corpora"]), self.path, SEGMENT_FORMAT)
             self.checksums = {name: metadata[f"checksum {name}"] for name in SECTIONS}
-            digest, name = metadata["tokenizer"], metadata["tokenizer_name"]
+            digest = metadata["tokenizer"]
+            name = metadata["tokenizer_name"]
         except (KeyError, ValueError, RecursionError) as error:
             raise torn(self.path, SEGMENT_FORMAT, describe(error)) from error
         if len(set(self.corpora)) < len(self.corpora):
@@ -224,7 +227,8 @@ class Segment:
 
     def _wrong_size(self) -> str | None:
         """Return an inconsistency of the arrays' sizes that is visible without reading them; None if there is none."""
-        d, n = self.lengths.size, self.text.size
+        d = self.lengths.size
+        n = self.text.size
         sizes = [self.starts.size - 1, self.name_ends.size, self.name_hashes.size, self.corpus_of.size]
         if not d or any(size != d for size in [*sizes, self.name_order.size]):
             return f"sections for {d} and {sizes} documents"
@@ -241,10 +245,12 @@ class Segment:
 
         Other numbers are clamped where they are used.  Reads about 36 bytes of each document, and no text.
         """
-        n, names = self.text.size, self.names.size
+        n = self.text.size
+        names = self.names.size
         for at in range(0, len(self), _LOOKED_AT):
             end = min(at + _LOOKED_AT, len(self))
-            starts, ends = self.starts[at : end + 1], self.name_ends[max(at - 1, 0) : end]
+            starts = self.starts[at : end + 1]
+            ends = self.name_ends[max(at - 1, 0) : end]
             if starts.min() < 1 or starts.max() > n or ends.min() < 1 or ends.max() > names:
                 return "documents or names that begin elsewhere than in the file"
             lengths = self.lengths[at:end]
@@ -252,7 +258,8 @@ class Segment:
                 return "documents that are empty, out of order, or longer than their place"
             if (np.diff(ends) < 1).any():
                 return "names that are empty or out of order"
-            owners, order = self.corpus_of[at:end], self.name_order[at:end]
+            owners = self.corpus_of[at:end]
+            order = self.name_order[at:end]
             if owners.min() < 0 or owners.max() >= len(self.corpora):
                 return "documents of no corpus"
             if order.min() < 0 or order.max() >= len(self):

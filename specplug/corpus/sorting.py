@@ -99,7 +99,8 @@ def _by_last_token(text: Any, vocab_size: int) -> Any:
 
 @compiled
 def _sort_groups(text: Any, places: Any, ends: Any, cap: int) -> None:
-    keys, spare = np.empty(places.size, np.int32), np.empty((64, 4), np.int64)
+    keys = np.empty(places.size, np.int32)
+    spare = np.empty((64, 4), np.int64)
     begin = 0
     for token in range(ends.size):
         if ends[token] - begin > 1:
@@ -110,8 +111,12 @@ def _sort_groups(text: Any, places: Any, ends: Any, cap: int) -> None:
 @compiled
 def _sort(text: Any, places: Any, keys: Any, begin: int, end: int, cap: int, stack: Any) -> Any:
     """Sort places `begin` to `end`, whose keys agree in one token; return `stack`, which may have grown."""
-    stack[0, 0], stack[0, 1], stack[0, 2], stack[0, 3] = begin, end, 1, 0
-    waiting, random = 1, np.uint64(begin + 1)
+    stack[0, 0] = begin
+    stack[0, 1] = end
+    stack[0, 2] = 1
+    stack[0, 3] = 0
+    waiting = 1
+    random = np.uint64(begin + 1)
     while waiting:
         waiting -= 1
         low, high, depth, has_keys = stack[waiting]
@@ -135,7 +140,8 @@ def _sort(text: Any, places: Any, keys: Any, begin: int, end: int, cap: int, sta
             places[left:right].sort()  # the rest of these keys is equal
         else:
             waiting = _push(stack, waiting, left, right, depth + 1, 0)
-        first, second = (low, left), (right, high)
+        first = (low, left)
+        second = (right, high)
         if left - low < high - right:
             first, second = second, first
         waiting = _push(stack, waiting, first[0], first[1], depth, 1)  # the smaller one is done first: a short stack
@@ -147,7 +153,10 @@ def _sort(text: Any, places: Any, keys: Any, begin: int, end: int, cap: int, sta
 def _push(stack: Any, waiting: int, low: int, high: int, depth: int, has_keys: int) -> int:
     if high - low < 2:
         return waiting
-    stack[waiting, 0], stack[waiting, 1], stack[waiting, 2], stack[waiting, 3] = low, high, depth, has_keys
+    stack[waiting, 0] = low
+    stack[waiting, 1] = high
+    stack[waiting, 2] = depth
+    stack[waiting, 3] = has_keys
     return waiting + 1
 
 
@@ -163,17 +172,21 @@ def _median(keys: Any, low: int, high: int, random: Any) -> int:
 @compiled
 def _part(places: Any, keys: Any, low: int, high: int, pivot: int) -> Any:
     """Move keys below the pivot to the left and those above to the right; return the bounds of the equal ones."""
-    left, at, right = low, low, high
+    left = low
+    at = low
+    right = high
     while at < right:
         key = keys[at]
         if key < pivot:
-            keys[at], keys[left] = keys[left], key
+            keys[at] = keys[left]
+            keys[left] = key
             places[at], places[left] = places[left], places[at]
             left += 1
             at += 1
         elif key > pivot:
             right -= 1
-            keys[at], keys[right] = keys[right], key
+            keys[at] = keys[right]
+            keys[right] = key
             places[at], places[right] = places[right], places[at]
         else:
             at += 1
@@ -183,7 +196,8 @@ def _part(places: Any, keys: Any, low: int, high: int, pivot: int) -> Any:
 @compiled
 def _insert_each(text: Any, places: Any, low: int, high: int, depth: int, cap: int) -> None:
     for k in range(low + 1, high):
-        place, at = places[k], k
+        place = places[k]
+        at = k
         while at > low and _is_below(text, place, places[at - 1], depth, cap):
             places[at] = places[at - 1]
             at -= 1
@@ -194,7 +208,8 @@ def _insert_each(text: Any, places: Any, low: int, high: int, depth: int, cap: i
 def _is_below(text: Any, a: int, b: int, depth: int, cap: int) -> bool:
     """Return whether place `a` comes before place `b`; their keys agree in `depth` tokens."""
     for n in range(depth, cap):
-        x, y = text[a - 1 - n], text[b - 1 - n]
+        x = text[a - 1 - n]
+        y = text[b - 1 - n]
         if x != y:
             return x < y  # type: ignore[no-any-return]
         if x < 0:

@@ -142,7 +142,8 @@ class _Reader:
 
     def _files(self, root: Path) -> Iterator[Path]:
         """Yield the matching files below a folder, sorted within each folder; does not follow links to folders."""
-        inside, globs = root.resolve(), self._reading.globs
+        inside = root.resolve()
+        globs = self._reading.globs
         for folder, folders, names in os.walk(root, onerror=lambda error: self._bad(_unreadable(root, error))):
             here = Path(folder)
             hidden = [name for name in folders if name.startswith(".")]
@@ -262,7 +263,8 @@ def _content(line: bytes, default: str, reading: Reading, check_id: Callable[[st
     name = _checked(_line_name(item, default, reading.name_field))
     if reading.name_field is None and item.get("name") is None and item.get("id") is not None:
         check_id(name)
-    ids, text = item.get("token_ids"), item.get(reading.text_field)
+    ids = item.get("token_ids")
+    text = item.get(reading.text_field)
     if ids is not None:
         return Content(name, None, _token_ids(ids, reading.vocab_size))
     if not isinstance(text, str):

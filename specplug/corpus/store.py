@@ -30,7 +30,8 @@ from specplug.corpus.tenant import LOCK_FILE, TENANTS, CorpusInfo, Removed, Tena
 from specplug.errors import CorpusError, SpecplugError
 from specplug.text.fingerprint import Fingerprint
 
-STORE_FORMAT, STORE_FILE = "specplug corpus store", "store.json"
+STORE_FORMAT = "specplug corpus store"
+STORE_FILE = "store.json"
 
 SEGMENT_TOKENS = 64 << 20
 """The most text of one segment, in tokens; building one takes about 16 bytes of memory per token."""
@@ -83,7 +84,8 @@ class Store:
             raise CorpusError.build("a wrong size", who="segment_tokens", found=segment_tokens, expected=expected)
         self.root = Path(root)
         self.tokenizer = read_store(self.root, tokenizer)
-        self._segment_tokens, self._lock_seconds = segment_tokens, lock_seconds
+        self._segment_tokens = segment_tokens
+        self._lock_seconds = lock_seconds
 
     @classmethod
     def create(

@@ -95,7 +95,8 @@ class Tenant:
         infos = []
         for name in manifest.corpora():
             parts = [(entry, part) for entry in manifest.segments for part in entry.parts if part.corpus == name]
-            documents, tokens = sum(part.documents for _, part in parts), sum(part.tokens for _, part in parts)
+            documents = sum(part.documents for _, part in parts)
+            tokens = sum(part.tokens for _, part in parts)
             size = round(sum(entry.size * part.tokens / entry.tokens for entry, part in parts))
             infos.append(CorpusInfo(manifest.tenant, name, documents, tokens, size))
         return infos

@@ -73,7 +73,8 @@ class View:
             try:
                 found = folders(self.root)
             except OSError as error:  # for example, a network file system is unavailable: open segments still serve
-                found, lost = list(self._tenants), (f"{self.root / TENANTS}: {error.strerror}",)
+                found = list(self._tenants)
+                lost = (f"{self.root / TENANTS}: {error.strerror}",)
             self._tenants = {folder: self._look(folder, self._tenants.get(folder)) for folder in found}
             problems = lost + tuple(problem for seen in self._tenants.values() for problem in seen.problems)
             tenants = {
@@ -106,7 +107,8 @@ class View:
         except Exception as error:
             return _SeenTenant(stamp, problems=(_problem(folder / MANIFEST_FILE, error),))
         opened = dict(before.segments)
-        found, problems = [], []
+        found = []
+        problems = []
         for entry in manifest.segments:
             try:
                 segment = opened.get(entry) or opened_entry(folder, entry, self.tokenizer, readahead=True)

@@ -37,7 +37,8 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def __init__(self, place: CachePlace, max_texts: int, max_length: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._place, self._shape = place, (max_texts, max_length + 1)
+        self._place = place
+        self._shape = (max_texts, max_length + 1)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys, self.values = (

@@ -127,7 +127,8 @@ def count_parameters(facts: ModelFacts) -> Parameters:
             remedy="Choose another model",
         )
     model = _empty(facts)
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
     is_untied = head is not None and head.weight is not embedding.weight
     num_embedding = embedding.weight.numel() if is_untied else 0
     experts = next((number for name in _NUM_EXPERTS if (number := getattr(facts.text, name, None))), 0)
@@ -151,11 +152,17 @@ def cache_elements(facts: ModelFacts) -> int | None:
     """
     from specplug.draft_model.cache import TextCache, cache_argument  # imports transformers
 
-    kinds, num_layers = attention_windows(facts.path, facts.text), int(facts.text.num_hidden_layers)
-    model, cache = _empty(facts, attn_implementation="sdpa"), TextCache(num_layers, 1, 1)
+    kinds = attention_windows(facts.path, facts.text)
+    num_layers = int(facts.text.num_hidden_layers)
+    model = _empty(facts, attn_implementation="sdpa")
+    cache = TextCache(num_layers, 1, 1)
     mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device="meta")
-    place, ids = cache.place, torch.zeros(1, 1, dtype=torch.int64, device="meta")
-    place.first, place.last, place.positions, place.num_columns = 0, 1, ids, 1
+    place = cache.place
+    ids = torch.zeros(1, 1, dtype=torch.int64, device="meta")
+    place.first = 0
+    place.last = 1
+    place.positions = ids
+    place.num_columns = 1
     try:
         with torch.inference_mode():
             model(

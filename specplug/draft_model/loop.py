@@ -43,14 +43,20 @@ class DraftLoop:
     """
 
     def __init__(self, model: DraftModel, num_drafted: int, *, is_exact: bool) -> None:
-        self._model, self.graphs, self._is_exact = model, Graphs(model.device, model.path), is_exact
+        self._model = model
+        self.graphs = Graphs(model.device, model.path)
+        self._is_exact = is_exact
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=model.device)
 
         rows = model.max_texts
-        self.drafted, self.num_ids = zeros(rows, num_drafted), zeros(1)
-        self._chosen, self._next, self._active, self._step = zeros(rows), zeros(rows), zeros(rows), zeros(1)
+        self.drafted = zeros(rows, num_drafted)
+        self.num_ids = zeros(1)
+        self._chosen = zeros(rows)
+        self._next = zeros(rows)
+        self._active = zeros(rows)
+        self._step = zeros(1)
 
     def capture(self, parts: Parts) -> None:
         """Capture all graphs, the largest first, which share their memory."""
@@ -126,7 +132,8 @@ class Graphs:
     """
 
     def __init__(self, device: torch.device, who: str) -> None:
-        self._is_captured, self._who = device.type == "cuda", who
+        self._is_captured = device.type == "cuda"
+        self._who = who
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
 

@@ -35,7 +35,9 @@ class DraftModel:
         from specplug.draft_model.cache import TextCache, cache_argument  # imports transformers
 
         chosen = torch.float32 if dtype is None and device.type == "cpu" else dtype
-        self.path, self.device, self.max_texts = path, device, max_texts
+        self.path = path
+        self.device = device
+        self.max_texts = max_texts
         self._model = _load(path, "auto" if chosen is None else chosen).to(device).eval()
         text = self._model.config.get_text_config()
         self.vocab_size: int = text.vocab_size
@@ -55,7 +57,8 @@ class DraftModel:
         """
         zeros = torch.zeros(self.max_texts, dtype=torch.int64, device=self.device)
         self.forward(zeros[:, None], zeros, zeros)
-        written, num_layers = self._cache.num_written + self._num_shared, len(self._cache.layers)
+        written = self._cache.num_written + self._num_shared
+        num_layers = len(self._cache.layers)
         if written < num_layers:
             raise _cannot_roll_back(self.path, f"keys and values of {written} of {num_layers} layers")
 
@@ -81,7 +84,8 @@ class DraftModel:
         is_token = offsets >= 0
         positions = (starts[:, None] + offsets).clamp(min=0)
         place = self._cache.place
-        place.first, place.last = first, first + num_rows
+        place.first = first
+        place.last = first + num_rows
         place.positions = torch.where(is_token, positions, self.max_length)
         longest = self.max_length if longest is None else longest
         place.num_columns = min(self.max_length, -(-longest // COLUMN_STEP) * COLUMN_STEP)

@@ -43,10 +43,12 @@ class TokenizerPair:
                 expected="a server that loads it",
                 remedy="Leave out --skip-tokenizer-init",
             )
-        first, second = fingerprint(target), fingerprint(draft)
+        first = fingerprint(target)
+        second = fingerprint(draft)
         if first.digest == second.digest and first.vocab_size <= draft_vocab:
             return cls(_same_ids(first.vocab_size, target_vocab, draft_vocab), None)
-        own, other = read_vocabulary(target, first.name), read_vocabulary(draft, second.name)
+        own = read_vocabulary(target, first.name)
+        other = read_vocabulary(draft, second.name)
         shared = intersect(own, other, target_vocab, draft_vocab)
         if not shared.of_target:
             raise SettingsError.build(

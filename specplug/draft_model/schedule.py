@@ -14,7 +14,9 @@ from specplug.types.tensors import to_device
 
 NO_ROW = -1
 
-_PRIOR, _FORGET = 64.0, 4096.0  # tokens that the beginning counts for, and after which older ones count half
+# tokens that the beginning counts for, and after which older ones count half
+_PRIOR = 64.0
+_FORGET = 4096.0
 
 
 @dataclass(slots=True)
@@ -42,7 +44,8 @@ class Schedule:
         self._held: list[_TextRow | None] = [None] * max_rows
         self.rows = [NO_ROW] * max_slots
         """The row of each slot, or `NO_ROW`."""
-        self._max_length, self._device = max_length, device
+        self._max_length = max_length
+        self._device = device
         self._on_device: Tensor | None = None
         self._polled = AsyncReadback((3, max_rows), device)
         self._step = self._grown = self._sent_grown = 0
@@ -64,13 +67,16 @@ class Schedule:
         row = next((row for row, it in enumerate(self._held) if it is None), NO_ROW)
         if row != NO_ROW:
             self._held[row] = _TextRow(slot, num_tokens, self._step)
-            self.rows[slot], self._on_device = row, None
+            self.rows[slot] = row
+            self._on_device = None
 
     def release(self, slot: int) -> None:
         """Take a slot's row back."""
         row = self.rows[slot]
         if row != NO_ROW:
-            self._held[row], self.rows[slot], self._on_device = None, NO_ROW, None
+            self._held[row] = None
+            self.rows[slot] = NO_ROW
+            self._on_device = None
 
     def row_of_slot(self) -> Tensor:
         """Return [S] int64 on the device, the row of each slot or `NO_ROW`."""
@@ -131,7 +137,8 @@ class Schedule:
         for row, it in enumerate(self._held):
             if it is not None and it.began <= news.sent:
                 it.missing = max(0, int(tokens[row] + ids[row]) - it.caught_up)
-        self._known_length, self._grown = int(lengths.max()), self._grown - self._sent_grown
+        self._known_length = int(lengths.max())
+        self._grown = self._grown - self._sent_grown
         self._sent_grown = 0
 
 
@@ -191,5 +198,6 @@ class AsyncReadback:
         """Return the numbers that were sent last; None if they are still under way."""
         if self._sent is None or (self._event is not None and not self._event.query()):
             return None
-        news, self._sent = Readback(self._held.numpy().copy(), self._sent), None
+        news = Readback(self._held.numpy().copy(), self._sent)
+        self._sent = None
         return news

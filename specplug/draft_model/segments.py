@@ -59,7 +59,8 @@ class PairMerger:
         is_apart = is_cut.clone()
         is_apart[:, 1:] |= ends[:, :-1] <= torch.arange(1, num_bytes, device=text.device)
         words = is_apart.long().cumsum(1)
-        ranks, lefts = torch.where(fits, self._ranks[at], NEVER), self._lefts[at]
+        ranks = torch.where(fits, self._ranks[at], NEVER)
+        lefts = self._lefts[at]
         sizes = torch.nn.functional.pad(self._first(text, fits), (0, 1))
         places = torch.arange(num_bytes, device=text.device).expand(num_rows, num_bytes)
         for _ in range(num_bytes if self._is_exact else _ROUNDS):
@@ -114,7 +115,8 @@ def cuts(text: Tensor, splits: Splits, total: Tensor, begins: Tensor) -> Tensor:
     """
     places = torch.arange(text.shape[1], device=text.device)
     is_cut = torch.zeros_like(text, dtype=torch.bool)
-    before, after = text.roll(1, 1), text.roll(-1, 1)
+    before = text.roll(1, 1)
+    after = text.roll(-1, 1)
     if splits.spaces:
         is_last = _is_space(text) & _is_space(before) & ~_is_space(after) & (places > 0) & (places + 1 < total)
         for byte in splits.spaces:
@@ -124,7 +126,8 @@ def cuts(text: Tensor, splits: Splits, total: Tensor, begins: Tensor) -> Tensor:
         first = torch.maximum(torch.where(is_digit, -1, places + 1), torch.where(begins, places, -1)).cummax(1).values
         is_cut |= is_digit & ((places - first) % 3 == 0)
     if splits.after_signs:
-        earlier, is_first = text.roll(2, 1), begins.roll(1, 1)
+        earlier = text.roll(2, 1)
+        is_first = begins.roll(1, 1)
         after_two = _is_sign(before) & (_is_sign(earlier) | (earlier == 32)) & ~is_first
         is_cut |= _is_letter(text) & after_two & (places > 1)
     return is_cut
@@ -183,8 +186,10 @@ class Segmenter:
         self, pair: TokenizerPair, to_target: Tensor, target_vocab: int, num_drafted: int, *, is_exact: bool = False
     ) -> None:
         assert pair.vocabularies is not None
-        device, size = to_target.device, len(to_target)
-        self._num_bytes, self._is_exact = BYTES_PER_ID * num_drafted, is_exact
+        device = to_target.device
+        size = len(to_target)
+        self._num_bytes = BYTES_PER_ID * num_drafted
+        self._is_exact = is_exact
         target, draft = pair.vocabularies
         hashes = PieceHashes.of(target, self._num_bytes, target_vocab)
         self._keys, self._ids, self._powers, self._inverses = (torch.from_numpy(it).to(device) for it in hashes)
@@ -216,7 +221,8 @@ class Segmenter:
             is_fixed: [R, n] bool, the ids that become the token that they correspond to.
             probabilities: [R, n] float64.
         """
-        sizes, controls = self._sizes[drafted].clamp(min=0), self._control_of[drafted]
+        sizes = self._sizes[drafted].clamp(min=0)
+        controls = self._control_of[drafted]
         is_control = controls >= 0
         sizes = torch.where(is_control, 1, sizes)
         is_there = torch.arange(drafted.shape[1], device=drafted.device) < num_ids
@@ -233,8 +239,12 @@ class Segmenter:
         """Go from token to token, from the beginning of the text."""
         num_bytes = max(1, int(of.ends[:, -1].max())) if self._is_exact else self._num_bytes
         source, longest, found = self._at_places(of, num_bytes)
-        at, total = torch.zeros_like(of.ends[:, :1]), of.ends[:, -1:]
-        ids, begins, steps, ends = [], [], [], []
+        at = torch.zeros_like(of.ends[:, :1])
+        total = of.ends[:, -1:]
+        ids = []
+        begins = []
+        steps = []
+        ends = []
         for _ in range(num_tokens):
             place = at.clamp(max=num_bytes - 1)
             ids.append(found.gather(1, place))
@@ -242,7 +252,9 @@ class Segmenter:
             begins.append(at)
             at = at + torch.where(at < total, longest.gather(1, place), 0)
             ends.append(at)
-        begin, end, step = torch.cat(begins, 1), torch.cat(ends, 1), torch.cat(steps, 1)
+        begin = torch.cat(begins, 1)
+        end = torch.cat(ends, 1)
+        step = torch.cat(steps, 1)
         within = (of.begins[:, None] >= begin[:, :, None]) & (of.begins[:, None] < end[:, :, None])
         within &= (of.sizes > 0)[:, None]
         of_tokens = torch.where(within, probabilities.log()[:, None], 0.0).sum(2).exp()

@@ -85,14 +85,22 @@ class DraftTexts:
         self._starts, self._counts, self._values = (
             torch.from_numpy(numbers).to(device) for numbers in (table.starts, counts, table.values)
         )
-        self._num_first, self._skipped, self._is_exact = len(prefix), tuple(skipped), is_exact
-        self._max_length, self._num_drafted, self._device = max_length, num_drafted, device
+        self._num_first = len(prefix)
+        self._skipped = tuple(skipped)
+        self._is_exact = is_exact
+        self._max_length = max_length
+        self._num_drafted = num_drafted
+        self._device = device
         self.ids = zeros(max_length + 1)
         self.ids[:, : len(prefix)] = torch.tensor(prefix, dtype=torch.int64).to(device)
-        self.lengths, self.done, self.cached, self.num_ids = zeros(), zeros(), zeros(), zeros()
+        self.lengths = zeros()
+        self.done = zeros()
+        self.cached = zeros()
+        self.num_ids = zeros()
         self.is_broken = zeros(dtype=torch.bool)
         self._owners = zeros().fill_(NO_REQUEST)
-        self._fed, self._num_fed = zeros(num_drafted), zeros()
+        self._fed = zeros(num_drafted)
+        self._num_fed = zeros()
 
     def growth(self, num_tokens: int) -> int:
         """Return the most ids that `extend` appends for so many tokens."""

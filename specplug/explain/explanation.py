@@ -16,7 +16,9 @@ from specplug.explain.verdict import verdict
 from specplug.text.token_texts import Decode
 from specplug.trace import TraceRow, read_trace, requests_in
 
-OWN, BARE, LOST = "the model, after a draft", "the model, without a draft", "[-3]"
+OWN = "the model, after a draft"
+BARE = "the model, without a draft"
+LOST = "[-3]"
 """Kinds of spans that have no source."""
 
 _MOST_LISTED = 6
@@ -69,7 +71,8 @@ class Explanation(BaseModel):
     def spans(self) -> Iterator[Span]:
         """Yield the answer's tokens, and where a draft was cut a mark."""
         for step in self.steps:
-            at, rest = f"step {step.step}", OWN if step.drafted else BARE
+            at = f"step {step.step}"
+            rest = OWN if step.drafted else BARE
             named = [f"{at}, {token.source}, {token.confidence:.0%} sure" for token in step.tokens]
             why = f"{at}: {rest}" + ("" if step.drafted else f" ({step.reason})")
             spans = [

@@ -63,7 +63,8 @@ def steps_of(rows: Sequence[TraceRow], decode: Decode) -> list[Step]:
 
 
 def _last_use(rows: Sequence[TraceRow]) -> Sequence[TraceRow]:
-    begin, end = 0, -1
+    begin = 0
+    end = -1
     for place, row in enumerate(rows):
         if row.emitted:
             begin = begin if row.start == end else place
@@ -75,7 +76,8 @@ def _attribute(step: Step, row: TraceRow, decode: Decode) -> None:
     """Add a row's drafts to its step: the tokens that it got from them follow those that it has already."""
     nodes = row.accepted_nodes()
     for token, node in zip(step.tokens[step.accepted :], nodes, strict=False):
-        token.source, token.confidence = row.source[node], row.confidence[node]
+        token.source = row.source[node]
+        token.confidence = row.confidence[node]
     lost = [node for node in range(len(row.ids)) if node not in nodes]
     for text, node in zip(token_texts(decode, [row.ids[node] for node in lost]), lost, strict=True):
         step.lost.append(Token(text=text, source=row.source[node], confidence=row.confidence[node]))

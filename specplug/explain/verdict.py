@@ -60,7 +60,8 @@ def _driest(sources: Sequence[str | None]) -> list[str]:
     for is_drafted, part in groupby(sources, key=bool):
         count = len(list(part))
         if not is_drafted and count > max(1, length):
-            length, begin = count, place
+            length = count
+            begin = place
         place += count
     where = f"has {length} tokens, from token {begin + 1} on"
     return [f"The longest part without a kept draft token {where}."] if length else []
@@ -70,7 +71,8 @@ def _times(seconds: Sequence[float]) -> list[str]:
     """Return a sentence about time, of which long steps may have taken much."""
     if not seconds:
         return []
-    typical, total = median(seconds), sum(seconds)
+    typical = median(seconds)
+    total = sum(seconds)
     long = [it for it in seconds if it > LONG * typical]
     if sum(long) - typical * len(long) < _LEAST_SHARE * total:
         return [f"{len(seconds)} steps took {total:.2f} s, {1000 * typical:.1f} ms each in the median."]

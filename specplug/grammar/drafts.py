@@ -56,7 +56,8 @@ def complete(
     looked_at = None if is_one_hot else torch.tensor([state is not None for state in states]).to(draft.device)
     legal, cut = _legal_part(draft, states, looked_at)
     spare = None if budget is None else max(0, budget - int(legal.lengths.sum()))
-    lengths, ids = legal.lengths.tolist(), legal.token_ids.tolist()
+    lengths = legal.lengths.tolist()
+    ids = legal.token_ids.tolist()
     chained = _are_chains(legal)
     added: list[list[int]] = [[] for _ in states]
     levels: list[list[float]] = [[] for _ in states]
@@ -105,7 +106,8 @@ class Completer:
 
     def take(self) -> Completed | None:
         """Return the newest completed drafts, once; None if nothing was completed."""
-        done, self._done = self._done, None
+        done = self._done
+        self._done = None
         return done
 
 
@@ -113,7 +115,8 @@ def _legal_part(
     draft: Draft, states: Sequence[GrammarState | None], looked_at: Tensor | None
 ) -> tuple[Draft, list[int]]:
     """Return the draft without the tokens that grammars forbid, and the number of cut tokens per row."""
-    lengths, ids = draft.lengths.tolist(), draft.token_ids.tolist()
+    lengths = draft.lengths.tolist()
+    ids = draft.token_ids.tolist()
     parents = (chain_parents(draft) if draft.parents is None else draft.parents).tolist()
     keep = [[place < length for place in range(draft.draft_length)] for length in lengths]
     for row, state in enumerate(states):
@@ -204,7 +207,8 @@ def split_grammar_verdict(lengths: Tensor, outcome: Outcome, verdict: Verdict) -
     forced = outcome.forced
     assert forced is not None
     all_verified, accepted = outcome.until_stop()
-    before, none = verdict.proposed - verdict.cut_by_grammar, torch.zeros_like(verdict.proposed)
+    before = verdict.proposed - verdict.cut_by_grammar
+    none = torch.zeros_like(verdict.proposed)
     added = torch.where(outcome.discarded(), none, forced.lengths)
     verified = (all_verified - before).clamp(min=0).minimum(added)
     reached = (accepted >= before) & (verified > 0)

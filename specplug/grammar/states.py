@@ -13,7 +13,8 @@ import torch
 from specplug.text.request_tokenizer import JumpForwardTokenizer
 from specplug.types.draft import NO_TOKEN
 
-CERTAIN, LIKELY = 1.0, 0.98
+CERTAIN = 1.0
+LIKELY = 0.98
 """Confidences of forced tokens, and of the canonical tokens of jump-forward strings."""
 
 
@@ -67,7 +68,8 @@ def follow(state: GrammarState, drafted: Sequence[int], room: int) -> Followed:
             if not state.advance(token):
                 break
             path.append(token)
-        kept, levels = len(path), list[float]()
+        kept = len(path)
+        levels = list[float]()
         while len(path) < room and not state.is_ended:
             forced = state.forced()
             level, tokens = (LIKELY, state.jump_forward(path)) if forced == NO_TOKEN else (CERTAIN, (forced,))
@@ -82,7 +84,8 @@ def follow(state: GrammarState, drafted: Sequence[int], room: int) -> Followed:
                 break
         added = path[kept:]
         if levels and state.is_ended:
-            added, levels = added[:-1], levels[:-1]
+            added = added[:-1]
+            levels = levels[:-1]
     finally:
         if path:
             state.rollback(len(path))
@@ -108,7 +111,10 @@ class AllowedState:
     def __init__(
         self, allowed: Callable[[Sequence[int]], Collection[int]], text: Sequence[int], ends: Collection[int] = ()
     ) -> None:
-        self._allowed, self._text, self._ends, self._start = allowed, list(text), frozenset(ends), len(text)
+        self._allowed = allowed
+        self._text = list(text)
+        self._ends = frozenset(ends)
+        self._start = len(text)
         self._known: dict[int, frozenset[int]] = {}
 
     def _here(self) -> frozenset[int]:
@@ -156,7 +162,8 @@ class MaskState(ABC):
         self._vocab_size = vocab_size
         self._mask = torch.empty(1, -(-vocab_size // WORD), dtype=torch.int32)
         self._words: npt.NDArray[np.int32] = self._mask[0].numpy()
-        self._canonical, self._tail = canonical, list(tail)
+        self._canonical = canonical
+        self._tail = list(tail)
         self._is_filled = False
 
     @abstractmethod

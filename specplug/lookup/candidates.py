@@ -70,13 +70,15 @@ def candidates(state: State, slot: int, text: Any, n: int, matches: Any, found: 
             found[number, :TOKEN] = at.OWN_ANCHOR, at.ALIGNED, nearby, known, 0
             number += 1
     elif length - engine >= at.FOLLOWED:
-        anchors[0], anchors[1] = place - n, n - engine
+        anchors[0] = place - n
+        anchors[1] = n - engine
     best = 0
     for k in range(responses):
         best = max(best, (found[k, LENGTH] << 32) + found[k, PLACE])
     if best >> 32 >= at.FOLLOWED:
         if (best >> 32) - engine >= at.FOLLOWED:
-            anchors[2], anchors[3] = (best & 0xFFFFFFFF) - n, n - engine
+            anchors[2] = (best & 0xFFFFFFFF) - n
+            anchors[3] = n - engine
     elif owner:
         nearby, known = anchor(state, slot, 1, text, n, owner)
         if known >= 0:

@@ -146,7 +146,8 @@ def corpus_candidates(state: State, slot: int, matches: Any, text: Any, n: int, 
         kind = at.NAMED if match >> 32 & 1 else at.CORPUS
         found[number, :TOKEN] = at.CORPUS_MATCH + k, kind, state.segments[segment, TEXT] + place, length, COPIES * k
         if k == 0 and length - engine >= at.FOLLOWED:
-            facts[at.SEGMENT], facts[at.SEGMENT_PLACE] = segment, place - engine
+            facts[at.SEGMENT] = segment
+            facts[at.SEGMENT_PLACE] = place - engine
             facts[at.PLACE_AT] = facts[at.FOLLOWED_AT] = n - engine
         number += 1
     if number > begin and found[begin, at.LENGTH] >= at.FOLLOWED:
@@ -179,7 +180,8 @@ def corpus_anchor(state: State, facts: Any, text: Any, n: int) -> tuple[int, int
         is_reached = last >= 0 and is_followed(state, facts, place)
         if is_reached and corpus_token(state, facts[at.SEGMENT], place - 1) == last:
             if facts[at.ENGINE] == 0:
-                facts[at.SEGMENT_PLACE], facts[at.PLACE_AT] = place, n
+                facts[at.SEGMENT_PLACE] = place
+                facts[at.PLACE_AT] = n
             return place, 1
     return expected, 0 if is_followed(state, facts, expected) else -1
 

@@ -55,7 +55,8 @@ OWN, RESPONSE, CORPUS, NAMED, NEAR, ALIGNED, RESPONSE_ALIGNED, CORPUS_ALIGNED = 
 the anchors."""
 SOURCES = ("own text", "reference", "response memory", "corpus", "engine")
 """Names of the sources of drafted tokens, by number."""
-CORPUS_SOURCE, OF_ENGINE = 3, 4
+CORPUS_SOURCE = 3
+OF_ENGINE = 4
 """Numbers of corpora, and of the engine's own drafter, among these."""
 FOLLOWED = 2
 FORGET = 64

@@ -76,7 +76,8 @@ def engine_level(state: State, slot: int, k: int) -> int:
     """Return the level of the engine's k-th token being right."""
     of_all, own = engine_rows(state, slot, k)
     level = arithmetic.probability(arithmetic.log_odds(int(state.counts[of_all, 0]), int(state.counts[of_all, 1])))
-    hits, tries = int(state.counts[own, 0]), int(state.counts[own, 1])
+    hits = int(state.counts[own, 0])
+    tries = int(state.counts[own, 1])
     return arithmetic.probability(arithmetic.log_odds_after(hits, tries, level, at.COMMON_TRIES // 2))  # type: ignore[no-any-return]
 
 

@@ -103,7 +103,9 @@ def remember_kernel(
         index = (base + k) & (capacity - 1)
         tl.store(ring + index, tl.load(text + k - 1, mask=(k > 0) & (k <= length), other=-1), mask=k < size)
         tl.store(owners + index // GRANULE, owner, mask=(k < size) & (k % GRANULE == 0))
-        places, k = base + 1 + k, tl.where((k >= begin - first) & (k < length), k, 0)  # no key ends before token 0
+        # no key ends before token 0
+        places = base + 1 + k
+        k = tl.where((k >= begin - first) & (k < length), k, 0)
         long = bucket_of(text, k, owner, quarter, LONG_KEY)
         short = bucket_of(text, k, owner, quarter, SHORT_KEY)
         tl.atomic_max(buckets + long * ENTRIES + entry, places, mask=long >= 0, sem="relaxed")

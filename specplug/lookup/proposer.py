@@ -80,7 +80,8 @@ class LookupProposer(Proposer):
         )
         self._ring = len(self.steps.state.ring)
         self._room = self._ring // (2 * context.max_slots)  # so that the spans of all slots take half of the ring
-        self._owners, self._groups = Owners(), Groups()
+        self._owners = Owners()
+        self._groups = Groups()
         self._occupants: dict[int, _Occupant] = {}
         self._places = 0  # of the ring, at most, that have been used
 
@@ -127,7 +128,8 @@ class LookupProposer(Proposer):
 
     def _begin(self, event: RequestEvent) -> None:
         """Begin a request's text.  If this fails, the slot has no request, and gets no drafts."""
-        slot, request = event.slot, event.request
+        slot = event.slot
+        request = event.request
         self._vacate(slot)
         if self._owners.are_used_up:
             self._forget()
@@ -199,7 +201,8 @@ class LookupProposer(Proposer):
         self._places = 0
         for group in self._groups.sharing():
             first, *others = group.slots
-            group.number, group.slots = 0, [first]
+            group.number = 0
+            group.slots = [first]
             for slot in others:
                 group.slots.append(slot)
                 self._join(slot)
@@ -223,5 +226,6 @@ def _sizes(context: PluginContext, settings: LookupSettings) -> tuple[int, int, 
 
 def bytes_needed(context: PluginContext) -> int:
     """Return the bytes that a proposer allocates on its device, without corpora."""
-    caps, sizes = context.caps, _sizes(context, context.options or LookupSettings())
+    caps = context.caps
+    sizes = _sizes(context, context.options or LookupSettings())
     return _bytes_of(*sizes, engine_tokens=caps.engine_tokens, trees=caps.trees)

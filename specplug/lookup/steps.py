@@ -73,7 +73,8 @@ class LookupSteps:
         more: dict[str, Any] = {"engine_tokens": engine_tokens, "trees": trees, **settings}
         self.state = at.allocate(slots, length, draft_length, ring, device, **more)
         self.texts = torch.zeros(slots, length, dtype=torch.int32, device=device)
-        self._form, self._device = form_for(device), device
+        self._form = form_for(device)
+        self._device = device
         self._is_compiled = self._form.__name__.endswith("compiled")
         self.around = None if self._is_compiled or trees else Around()
         self._zeros = torch.zeros(slots, dtype=torch.int32, device=device)
@@ -82,7 +83,9 @@ class LookupSteps:
         self._staged: list[Any] = [np.zeros(slots, np.int64), *ints[:3], np.zeros(slots, np.int64), *ints[3:]]
         self._views: list[Any] | None = None
         self._drafts: tuple[object, at.Drafts] | None = None
-        self._draft_length, self._engine_tokens, self._trees = draft_length, engine_tokens, trees
+        self._draft_length = draft_length
+        self._engine_tokens = engine_tokens
+        self._trees = trees
         self._barriers: tuple[tuple[Barrier, ...], Tensor, Tensor] | None = None
         self._steps = 0
         self._launched: at.State | None = None  # the state of the newest step, if it only launched
@@ -139,7 +142,8 @@ class LookupSteps:
         """
         is_alone = self.around is None or self.around.begin is None
         one = torch.ones(int(is_alone), dtype=torch.int32, device=self._device)
-        slots, stale = torch.zeros_like(one).long(), one.long() * NO_GENERATION
+        slots = torch.zeros_like(one).long()
+        stale = one.long() * NO_GENERATION
         row = EngineBatch(slots, stale, slots, one[None], one, one > 0, one, one.float(), one > 0, vocab_size=1)
         self._arranged, source = self._arguments(row, one, None)
         self._ingest(row, source)
@@ -257,7 +261,8 @@ class LookupSteps:
             of = to_device([torch.tensor(rows), torch.tensor(places)], self._device)
             self._barriers = batch.barriers, of[0], of[1]
         _, rows_of, places_of = self._barriers
-        slots, length = batch.slots.long()[rows_of], self.texts.shape[1]
+        slots = batch.slots.long()[rows_of]
+        length = self.texts.shape[1]
         starts = self.state.slots[slots, at.START]
         is_there = starts + places_of < length
         # Where there is no room, the text has only its references, which end with a negative token.

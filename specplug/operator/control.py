@@ -58,7 +58,8 @@ class OperatorControl:
         self._ceiling = _ceiling(self._mode, self._limit)
         file = settings.control.file
         self._path = None if file is None else Path(file).absolute()
-        self._interval, self._clock = settings.control.poll_seconds, clock
+        self._interval = settings.control.poll_seconds
+        self._clock = clock
         self._seen: _Signature | None = None
         self._file_error: str | None = None
         self._next_look = clock()
@@ -110,14 +111,16 @@ class OperatorControl:
         except OSError as error:
             gone = isinstance(error, FileNotFoundError)
             if self._seen is not None and gone:
-                self._seen, self._file_error = None, None
+                self._seen = None
+                self._file_error = None
                 self._change(self._start, None, "start-up, as the control file is gone")
             elif not gone:
                 self._report(f"cannot look at the control file; found {error.strerror}")
             return
         signature = (found.st_mtime_ns, found.st_size, found.st_ino)  # the inode detects a file moved over it
         if signature != self._seen:
-            self._seen, self._file_error = signature, None
+            self._seen = signature
+            self._file_error = None
             self._read(stat.S_ISREG(found.st_mode))
 
     def _read(self, is_file: bool) -> None:
@@ -137,7 +140,9 @@ class OperatorControl:
 
     def _change(self, mode: Mode, limit: int | None, by: str) -> None:
         before = self._words()
-        self._mode, self._limit, self._by = mode, limit, by
+        self._mode = mode
+        self._limit = limit
+        self._by = by
         self._ceiling = _ceiling(mode, limit)
         if self._words() != before:
             logger.info("speculation: %s, by %s", self._words(), by)

@@ -70,7 +70,8 @@ class CorpusAdmin:
         self._fingerprint = None if self._tokenizer is None else self._tokenizer.fingerprint
         self._view: View | None = None
         self._changing = ThreadPoolExecutor(1, thread_name_prefix="specplug-corpora")
-        self.most_bytes, self.room = settings.max_request_bytes, asyncio.Semaphore(_MOST_AT_ONCE)
+        self.most_bytes = settings.max_request_bytes
+        self.room = asyncio.Semaphore(_MOST_AT_ONCE)
         if self._root is not None:  # later, it would block the event loop
             # Compiling swallows what a signal's handler raises, and with it the end of a server that is starting.
             self._changing.submit(load_sorting).result()
@@ -101,7 +102,8 @@ class CorpusAdmin:
     def _add(self, body: bytes | bytearray, who: str) -> dict[str, Any]:
         self._required()
         order = parse_add(body, who)
-        store, tenant = self._store(), order.tenant or ""
+        store = self._store()
+        tenant = order.tenant or ""
         if not order.extend and order.name in _names(store, tenant):
             raise TakenError.build(
                 "a corpus of this name is there already",

@@ -25,8 +25,10 @@ class Explainer:
     """
 
     def __init__(self, settings: Settings, tokenizer: Any) -> None:
-        self._path, self._decode = settings.trace.path, decoder(tokenizer)
-        self._tenants, self._by_key = Tenants(settings.tenants), settings.tenants.keys is not None
+        self._path = settings.trace.path
+        self._decode = decoder(tokenizer)
+        self._tenants = Tenants(settings.tenants)
+        self._by_key = settings.tenants.keys is not None
         self._turn = asyncio.Lock()
 
     def reader(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[str | None, bool]:

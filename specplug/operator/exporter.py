@@ -119,7 +119,8 @@ class _Engines:
     """Status requests to one client's engines, one request at a time, run in the client's event loop."""
 
     def __init__(self, ask: Ask, loop: asyncio.AbstractEventLoop) -> None:
-        self._ask, self._loop = ask, loop
+        self._ask = ask
+        self._loop = loop
         self._lock = threading.Lock()
         self._question: Future[None] | None = None
         self._reports: list[_Report] = []
@@ -171,7 +172,8 @@ class _Engines:
             self._failed = True
         else:
             now = time.monotonic()
-            self._reports, self._failed = [(one, now) for one in status], False
+            self._reports = [(one, now) for one in status]
+            self._failed = False
         finally:
             self._next = self._loop.time() + PAUSE
 
@@ -191,15 +193,19 @@ def _families() -> dict[str, Any]:
 
 def _add(families: dict[str, Any], status: dict[str, Any], arrived: float) -> None:
     """Add one engine's samples."""
-    engine, scheduler = str(status["engine"]), status["scheduler"]
+    engine = str(status["engine"])
+    scheduler = status["scheduler"]
     parts = counting(status)[:1]  # the first rank's counts stand for all ranks
     for part in parts:
         # A counter that is there before the first fault lets queries see its increase.
         known = {name: dict.fromkeys(KINDS, 0) for name in part.get("proposers", ())}
         faults = _sum(_sum(known, part["metrics"]["faults"]), scheduler["faults"])
         add_counts(families, {**part["metrics"], "faults": faults}, engine)
-    state, longest, policy = scheduler["control"], status["max_draft_length"], scheduler["policy"]
-    planned, decided = scheduler["plan"]["draft_length"], decision(policy)
+    state = scheduler["control"]
+    longest = status["max_draft_length"]
+    policy = scheduler["policy"]
+    planned = scheduler["plan"]["draft_length"]
+    decided = decision(policy)
     values: dict[str, float | None] = {
         "mode": state["mode"] == "on",
         "ceiling": longest if state["ceiling"] is None else min(state["ceiling"], longest),

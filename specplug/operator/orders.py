@@ -53,7 +53,8 @@ async def read_body(body: AsyncIterable[bytes], most: int, *, patience: float = 
     Raises:
         BodyError: the body has more than `most` bytes (413; the rest is not read), or arrives too slowly (408).
     """
-    found, begin = bytearray(), asyncio.get_running_loop().time()
+    found = bytearray()
+    begin = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(patience) as limit:
             async for piece in body:

@@ -124,14 +124,16 @@ async def add_corpus(request: Request) -> dict[str, Any]:
 
 async def remove_corpus(request: Request) -> dict[str, Any]:
     """Answer `DELETE /specplug/corpora/{name}`."""
-    query, name = request.query_params, request.path_params["name"]
+    query = request.query_params
+    name = request.path_params["name"]
     removing = served(request).corpora.remove(name, query.getlist("document"), query.get("tenant") or "")
     return await _answered(removing)
 
 
 async def explain(request: Request) -> Explanation:
     """Answer `GET /specplug/explain`."""
-    explainer, query = served(request).explainer, request.query_params
+    explainer = served(request).explainer
+    query = request.query_params
     tenant, _ = explainer.reader(request.headers.raw)
     explaining = explainer.explain(query.get("request", ""), query.get("tenant") if tenant is None else tenant)
     return await _answered(explaining)

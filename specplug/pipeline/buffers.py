@@ -128,7 +128,8 @@ def _take_rows(merged: Draft, part: Draft, rows: Tensor) -> None:
     """Copy `rows` [B] bool of `part` into `merged`, in place.  Distributions share memory and need no copy."""
     torch.where(rows, part.lengths, merged.lengths, out=merged.lengths)
     for name in ("token_ids", "confidence", "source", "parents", "drawn"):
-        mine, theirs = getattr(merged, name), getattr(part, name)
+        mine = getattr(merged, name)
+        theirs = getattr(part, name)
         if mine is not None and theirs is not None:  # `reset` has written the parents of a chain
             torch.where(rows[:, None], theirs, mine, out=mine)
 
@@ -190,7 +191,9 @@ def sanitize_tensors(draft: Draft, limits: Tensor, vocab_size: int) -> None:
 
 def sanitize_arrays(draft: Draft, limits: Tensor, vocab_size: int) -> None:
     """Do what `sanitize` does on a CPU, in operations on arrays."""
-    ids, lengths, levels = draft.token_ids.numpy(), draft.lengths.numpy(), draft.confidence.numpy()
+    ids = draft.token_ids.numpy()
+    lengths = draft.lengths.numpy()
+    levels = draft.confidence.numpy()
     place = np.arange(ids.shape[1])
     possible = ids.view(np.uint32) < vocab_size  # as unsigned integers, negative ids are huge
     if draft.parents is not None:

@@ -109,7 +109,8 @@ class InFlight:
             return
         # An empty draft for all running requests replaces everything.
         self.is_empty = not draft_length and batch.batch_size == num_running
-        xp, slots = library(batch.slots), as_array(batch.slots)
+        xp = library(batch.slots)
+        slots = as_array(batch.slots)
         head = xp.stack(tuple(map(as_array, (batch.generations, draft.base_len, draft.lengths))), 1)
         self._heads[slots, : 3 + draft_length] = xp.concatenate((head, as_array(draft.source)), 1)
         if not draft_length:
@@ -127,7 +128,8 @@ class InFlight:
         `batch` is the batch after the verification: its lengths include `emitted` [B].  Each draft is handed out once.
         """
         slots, lengths, new, now = map(as_array, (batch.slots, batch.lengths, emitted, batch.generations))
-        xp, heads = library(batch.slots), self._heads[slots]
+        xp = library(batch.slots)
+        heads = self._heads[slots]
         self._heads[slots] = xp.full_like(heads, -1)
         is_valid = (heads[:, 0] == now) & (heads[:, 1] == lengths - new)
         counts = heads[:, 2] * is_valid

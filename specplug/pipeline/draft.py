@@ -58,7 +58,8 @@ class DraftStage:
         metrics: SpecMetrics,
         trace: TraceWriter | None = None,
     ) -> None:
-        self._trimmer, self.trimmer_guard = trimmer, trimmer_guard
+        self._trimmer = trimmer
+        self.trimmer_guard = trimmer_guard
         """The circuit breaker of the trim half."""
         self.metrics = metrics
         self.tracer = None if trace is None else StepTracer(trace, metrics.fault)
@@ -167,7 +168,8 @@ class DraftStage:
 
         If it fails, all drafts are dropped, so the budget holds.
         """
-        budget, cut = plan.budget_of(draft.batch_size * draft.draft_length), list[Draft]()
+        budget = plan.budget_of(draft.batch_size * draft.draft_length)
+        cut = list[Draft]()
         limits = TrimLimits.build(budget, batch.sampled, plan.costs)
 
         def trim() -> None:

@@ -43,7 +43,9 @@ class ProposerHandle:
     declared = to_allocate = 0
 
     def __init__(self, spec: ProposerSpec, proposer: Proposer, caps: ProposerCaps) -> None:
-        self.spec, self.proposer, self.caps = spec, proposer, caps
+        self.spec = spec
+        self.proposer = proposer
+        self.caps = caps
         self.sources = tuple(f"{spec.name}/{text_of(source)}" for source in proposer.sources) or (spec.name,)
 
     def check_ready(self) -> None:
@@ -80,7 +82,8 @@ def _run(proposer: Proposer, batch: EngineBatch, limits: Tensor | None, draft: D
     if draft is None:
         proposer.step(batch, None, None)
         return
-    shape, device = draft.token_ids.shape, draft.device
+    shape = draft.token_ids.shape
+    device = draft.device
     proposer.step(batch, limits, draft)
     if draft.token_ids.shape != shape or draft.device != device:  # `validate` compares the other tensors with it
         raise ContractError.build(
@@ -116,7 +119,8 @@ class HostHandle(ProposerHandle):
         closing: float = 5.0,
     ) -> None:
         super().__init__(spec, proposer, caps)
-        self._deadline, self._closing = deadline, closing
+        self._deadline = deadline
+        self._closing = closing
         self._worker = JobThread(f"specplug-{spec.name}")
         self._late: Future[None] | None = None
         self._pending_events = PendingEvents()
@@ -186,7 +190,8 @@ class HostHandle(ProposerHandle):
 
     def _own_draft(self, draft: Draft) -> Draft:
         """Return an empty CPU draft like `draft`, because a late job must not write into the caller's buffer."""
-        own, self._own = self._own, None
+        own = self._own
+        self._own = None
         if own is None or own.token_ids.shape != draft.token_ids.shape:
             return _empty_copy(draft)
         own.reset(draft.base_len)
@@ -209,7 +214,8 @@ class HostHandle(ProposerHandle):
 
     def _raise_unchecked(self) -> None:
         """Raise the first error of the jobs that were queued without waiting; all are done, as jobs run in order."""
-        jobs, self._unchecked = self._unchecked, []
+        jobs = self._unchecked
+        self._unchecked = []
         for job in jobs:
             job.result()
 
@@ -241,7 +247,8 @@ def _on_device(own: Draft, device: torch.device) -> Draft:
 
 def _check_ids(draft: Draft, vocab_size: int) -> None:
     """Raise on ids outside the vocabulary: host drafts can be read, so these are reported, not silently cut."""
-    ids, lengths = draft.token_ids.numpy(), draft.lengths.numpy()
+    ids = draft.token_ids.numpy()
+    lengths = draft.lengths.numpy()
     if not lengths.any():
         return
     is_wrong = ids.view(np.uint32) >= vocab_size  # as unsigned integers, negative ids are huge

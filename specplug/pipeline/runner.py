@@ -32,11 +32,13 @@ class ProposerRunner:
     """
 
     def __init__(self, handle: ProposerHandle, guard: FaultGuard, buffer: Draft) -> None:
-        self.handle, self.guard = handle, guard
+        self.handle = handle
+        self.guard = guard
         self.sources = handle.sources
         """Names that `Draft.source` of its drafts indexes, each prefixed with the proposer's name."""
         self.buffer = replace(buffer, sources=handle.sources)
-        max_slots, device = buffer.batch_size, buffer.device
+        max_slots = buffer.batch_size
+        device = buffer.device
         self.ingested = torch.zeros(max_slots, dtype=torch.int32, device=device)
         self.generations = torch.full((max_slots,), -1, dtype=torch.int64, device=device)
         self._arrays = as_array(self.ingested), as_array(self.generations)
@@ -77,7 +79,8 @@ class ProposerRunner:
         `start` is the index in `draft.sources` of the proposer's first source; other sources are hidden from it.
         """
         if self.handle.caps.learns and not self.guard.is_off:
-            handed, own = batch.handed(verdict.emitted, batch.reset_slots), seen_from(draft, start, self.sources)
+            handed = batch.handed(verdict.emitted, batch.reset_slots)
+            own = seen_from(draft, start, self.sources)
             self.guard.call(partial(self.handle.observe, handed, own, verdict))
 
     def on_event(self, event: Event) -> None:

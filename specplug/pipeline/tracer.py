@@ -27,7 +27,9 @@ class StepTracer:
     """
 
     def __init__(self, trace: TraceWriter, sink: FaultSink) -> None:
-        self._trace, self._guard, self._steps = trace, FaultGuard("trace", sink=sink), 0
+        self._trace = trace
+        self._guard = FaultGuard("trace", sink=sink)
+        self._steps = 0
         self._offers: dict[str, tuple[int, int, str]] = {}  # what is allowed and found, and why nothing is, if so
         self._ends: dict[str, int] = {}  # the length of each request's text, as far as it is written
 
@@ -59,7 +61,8 @@ class StepTracer:
     def _note(self, batch: EngineBatch, draft: Draft, plan: StepPlan, why: str) -> None:
         columns = torch.stack([draft.lengths, batch.room, batch.sampled], 1).tolist()
         for (name, request), (found, room, sampled) in zip(_requests(batch), columns, strict=True):
-            cap, planned = None if request is None else request.options.cap, plan.draft_length_for(name)
+            cap = None if request is None else request.options.cap
+            planned = plan.draft_length_for(name)
             allowed = max(0, min(planned if cap is None else min(planned, cap), room - 1))
             whys = {"trimmed": found, "opted out": cap == 0, plan.why or "not planned": not planned}
             whys["last token"] = not allowed
@@ -80,7 +83,8 @@ class StepTracer:
             begin = length - emitted if request is None else request.prompt_length
             starts.append(min(max(self._ends.get(name, 0), begin), length))
         num_new = batch.lengths - torch.tensor(starts, dtype=batch.lengths.dtype).to(batch.device)
-        newest, texts = batch.handed(num_new, ()).to_host(newest_only=True).tokens.tolist(), []
+        newest = batch.handed(num_new, ()).to_host(newest_only=True).tokens.tolist()
+        texts = []
         for (name, _), start, (length, _, after_stop), tokens in zip(
             _requests(batch), starts, columns, newest, strict=True
         ):
@@ -94,9 +98,13 @@ class StepTracer:
         fates = (verdict.proposed, verdict.verified, verdict.accepted, verdict.cut_by_grammar)
         counts = [draft.lengths, draft.base_len, *fates, verdict.emitted, verdict.after_stop]
         columns = torch.stack([count.long() for count in counts], 1).tolist()
-        ids, levels, sources = draft.token_ids.tolist(), draft.confidence.tolist(), draft.source.tolist()
+        ids = draft.token_ids.tolist()
+        levels = draft.confidence.tolist()
+        sources = draft.source.tolist()
         parents = [[]] * len(ids) if draft.parents is None else draft.parents.tolist()
-        named, now, rows = dict(enumerate(draft.sources)), round(time.time(), 4), []
+        named = dict(enumerate(draft.sources))
+        now = round(time.time(), 4)
+        rows = []
         for row, (name, request) in enumerate(_requests(batch)):
             (start, emitted), (length, base_len, *fate) = texts[row], columns[row]
             if not (length or emitted) or (fate[4] and fate[5] >= fate[4]):  # the request had ended before

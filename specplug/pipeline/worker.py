@@ -66,7 +66,8 @@ class PendingEvents:
         if isinstance(event, EngineEvent):
             self._put(event.kind, event)
             return
-        begin, end = (event.slot, "begin"), (event.slot, "end")
+        begin = (event.slot, "begin")
+        end = (event.slot, "end")
         begun = self._events.get(begin)
         if event.kind in BEGINS:
             self._put(begin, event)
@@ -77,7 +78,8 @@ class PendingEvents:
 
     def take(self) -> list[Event]:
         """Return all events and clear them."""
-        events, self._events = list(self._events.values()), {}
+        events = list(self._events.values())
+        self._events = {}
         return events
 
     def _put(self, key: object, event: Event) -> None:

@@ -103,7 +103,8 @@ class Registry:
             return
         callers = self._manager.get_hookcallers(module)
         if not callers:
-            found, expected = "no function marked with specplug.hookimpl", f"one of {', '.join(_HOOKS)}"
+            found = "no function marked with specplug.hookimpl"
+            expected = f"one of {', '.join(_HOOKS)}"
             with self._recording(owner, "hooks"):
                 raise PluginError.build("the module registers nothing", found=found, expected=expected)
         for caller in callers or ():

@@ -84,7 +84,8 @@ def with_prediction(extra_args: Mapping[str, Any] | None, prediction: object) ->
     if key in given:
         raise _given_twice("prediction", f"the request's own 'prediction', and {key!r}")
     if isinstance(prediction, str):  # which `specplug_prediction` may be
-        what, expected = "bad value for request field 'prediction'", "OpenAI's object with 'type' and 'content'"
+        what = "bad value for request field 'prediction'"
+        expected = "OpenAI's object with 'type' and 'content'"
         raise RequestError.build(what, found=shown(prediction), expected=expected)
     return {**given, key: prediction}
 
@@ -95,10 +96,12 @@ def characters(extra_args: Mapping[str, Any]) -> int:
     It runs on the event loop, so only `_MOST_ITEMS` entries of lists and objects are counted; valid fields have fewer.
     """
     ours = {key: value for key, value in extra_args.items() if _is_ours(key)}
-    total, left = 0, _MOST_ITEMS
+    total = 0
+    left = _MOST_ITEMS
     level: list[object] = [ours]
     for _ in range(_DEEPEST):
-        total, left = total + len(level), left - len(level)
+        total = total + len(level)
+        left = left - len(level)
         below: list[object] = []
         for value in level:
             if isinstance(value, str):

@@ -154,7 +154,8 @@ class Quota:
             ("of all clients", "max_server_reference_tokens", self.held),
         )
         for whose, limit, held in limits:
-            most, found = getattr(self._limits, limit), held + tokens
+            most = getattr(self._limits, limit)
+            found = held + tokens
             if found > most:
                 raise BusyError.build(
                     f"requests {whose} hold too many reference tokens",

@@ -50,10 +50,14 @@ class FieldParser:
         refusal: type[RequestError] = RequestError,
         busy: type[Exception] = BusyError,
     ) -> None:
-        self._refusal, self._busy = refusal, busy
-        self.tenants, self._quota = Tenants(found.settings.tenants), Quota(found.settings.limits)
+        self._refusal = refusal
+        self._busy = busy
+        self.tenants = Tenants(found.settings.tenants)
+        self._quota = Quota(found.settings.limits)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._settings, self._vocab_size, self._tokenizer = found.settings, vocab_size, tokenizer
+        self._settings = found.settings
+        self._vocab_size = vocab_size
+        self._tokenizer = tokenizer
         self._drafts = not found.settings.drafts_in_engine
         self._proposers = (found.settings.proposer, *found.settings.extra_proposers) if self._drafts else ()
         # The engine's own verifier is used unless the settings name one.

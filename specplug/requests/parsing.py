@@ -83,7 +83,9 @@ def _threshold(fields: RequestFields, named: Mapping[str, float] | None) -> floa
     given = fields.acceptance_threshold
     if given is None:
         return None
-    found, expected, remedy = shown(given), None, None
+    found = shown(given)
+    expected = None
+    remedy = None
     if named is None:
         what = "this server's verifier takes no threshold"
         remedy = "Omit it, or use a server whose settings name a verifier that does; `specplug list` shows them"
@@ -99,7 +101,8 @@ def _threshold(fields: RequestFields, named: Mapping[str, float] | None) -> floa
     elif 0 < given <= 1:
         return given
     else:
-        what, expected = "threshold out of range", "more than 0, at most 1"
+        what = "threshold out of range"
+        expected = "more than 0, at most 1"
     who = "request field 'acceptance_threshold'"
     raise RequestError.build(what, who=who, found=found, expected=expected, remedy=remedy)
 
@@ -181,7 +184,8 @@ def _tokenized(
         raise _too_large(f"{given} tokens", limit)
     if characters > CHARACTERS_PER_TOKEN * (limit - given):
         raise _too_large(f"{characters} characters and {given} tokens", limit)
-    references, total = [], 0
+    references = []
+    total = 0
     for field, name, content in sources:
         ids = tokenize(normalized(content)) if isinstance(content, str) else content
         total += len(ids)

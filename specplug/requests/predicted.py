@@ -30,7 +30,8 @@ class _Followed:
     """Tokens of a prediction that one completion has repeated."""
 
     def __init__(self, prediction: npt.NDArray[np.int32]) -> None:
-        self._prediction, self._seen = prediction, np.zeros(len(prediction), np.bool_)
+        self._prediction = prediction
+        self._seen = np.zeros(len(prediction), np.bool_)
         self._newest: deque[int] = deque(maxlen=min(_RUN, len(prediction)))
         self._next = 0  # the place after the last token that was followed; -1 after a difference
         self.count = 0

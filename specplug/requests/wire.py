@@ -20,7 +20,8 @@ WIRE_KEY = "specplug"
 _VERSION_KEY = "wire"
 _VERSION = b"1"  # bytes, which JSON cannot express, so a client cannot send this marker
 _PACKED_VERSION = "1"
-_CLIENT_KEY, _TENANT_KEY = "client", "tenant"
+_CLIENT_KEY = "client"
+_TENANT_KEY = "tenant"
 _IDS = np.dtype("<i4")
 
 DEFAULTS = RequestOptions()
@@ -81,7 +82,8 @@ def decode(extra_args: Mapping[str, Any] | None) -> tuple[RequestOptions, tuple[
     wire = extra_args.get(WIRE_KEY) if extra_args else None
     if not isinstance(wire, dict):
         return DEFAULTS, (), None
-    version, assigned = wire.get(_VERSION_KEY), wire.get(_TENANT_KEY)
+    version = wire.get(_VERSION_KEY)
+    assigned = wire.get(_TENANT_KEY)
     if version == _PACKED_VERSION:
         wire = _unpacked(wire)
     elif version != _VERSION:
@@ -121,7 +123,9 @@ def client_of(extra_args: Mapping[str, Any] | None) -> str | None:
 
 def _unpacked(wire: Mapping[str, Any]) -> dict[str, Any]:
     small = json.loads(wire["fields"])
-    data, start, references = memoryview(bytes.fromhex(wire["ids"])), 0, []
+    data = memoryview(bytes.fromhex(wire["ids"]))
+    start = 0
+    references = []
     for name, size in small["references"]:
         references.append([name, data[start : start + size]])
         start += size

@@ -110,7 +110,8 @@ class KeptRows:
         if facts.kept is not None:
             index = {row: place for place, row in enumerate(facts.kept)}
             mapped = self._on_device([*facts.kept, *[index.get(row, -1) for row in range(num_rows)]])
-            order, places = mapped[: len(index)], mapped[len(index) :]
+            order = mapped[: len(index)]
+            places = mapped[len(index) :]
         size = len(facts.names)
         batch = replace(
             self._columns.batch(size, texts, self._vocab_size),

@@ -70,11 +70,15 @@ class DeviceSteps:
         *,
         like: tuple[EngineRows, DraftOutputs, Tensor],
     ) -> None:
-        self._stage, self._runner, self._slots, self._vocab_size = stage, stage.runners[0], slots, vocab_size
+        self._stage = stage
+        self._runner = stage.runners[0]
+        self._slots = slots
+        self._vocab_size = vocab_size
         self._launches = launches
         around = getattr(self._runner.handle.proposer, "around", None)
         self._around = around if isinstance(around, Around) else None
-        self._state, self._columns = DeviceState.of(stage, slots.table, stops.stopped), DeviceColumns.allocate(stage)
+        self._state = DeviceState.of(stage, slots.table, stops.stopped)
+        self._columns = DeviceColumns.allocate(stage)
         self._rows = KeptRows(self._columns, vocab_size)
         self._views: dict[tuple[int, ...], Draft] = {}
         self._sums = DraftSums.allocate(stage)
@@ -82,7 +86,8 @@ class DeviceSteps:
         self._recorded = self._read = 0  # steps with a record, and those of them whose record has been read
         self._again: dict[bool, Repeated[Taken] | None] = {}
         self._unused = 0  # steps in a row whose drafts held none of the engine's tokens
-        self.report, self.may_report = NO_DRAFTS, may_report(stage)
+        self.report = NO_DRAFTS
+        self.may_report = may_report(stage)
         self._warm_up(*like)
 
     @staticmethod
@@ -91,7 +96,7 @@ class DeviceSteps:
 
         The engine takes the logits that it states from the drafts, before temperature.
         """
-        (first, *others) = stage.runners
+        first, *others = stage.runners
         no_trace = stage.tracer is None  # a trace tells of steps what only the stage itself knows
         return no_trace and not others and first.buffer.parents is None and stage.distribution is not Distribution.PROBS
 
@@ -246,12 +251,15 @@ class DeviceSteps:
             step, rows = divmod(int(self._records[(self._read + 1) % RECORDS, 0]), STEP)
             if step != self._read + 1:
                 break
-            self._read, self._unused = step, 0 if rows else self._unused + 1
+            self._read = step
+            self._unused = 0 if rows else self._unused + 1
         return engine_tokens_after(self._unused, self._stage.engine_tokens)
 
     def _propose(self, rows: DeviceRows, batch: EngineBatch, draft: Draft, around: Around) -> tuple[Draft, bool]:
         """Begin and run the proposer with its faults contained; return its draft, empty if it fails or is off."""
-        runner, counts, (size, draft_length) = self._runner, self._columns.counts, draft.token_ids.shape
+        runner = self._runner
+        counts = self._columns.counts
+        size, draft_length = draft.token_ids.shape
         if not runner.is_ready(batch.reset_slots):
             _begin_now(around)
             runner.ingested[batch.slots] = counts[KNOWN, :size]
@@ -276,7 +284,8 @@ class DeviceSteps:
 
     def _cut(self, batch: EngineBatch, draft: Draft, plan: StepPlan, caps: Tensor, *, adds: bool) -> None:
         """Let the policy cut the drafts, in place; with `adds` their survival is summed up first."""
-        size, planned = batch.batch_size, plan.draft_length
+        size = batch.batch_size
+        planned = plan.draft_length
         sanitize(draft, self._columns.counts[LIMITS, :size], self._vocab_size)
         shift_sources(draft, 0)
         if adds:

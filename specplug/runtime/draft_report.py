@@ -11,7 +11,8 @@ from torch import Tensor
 
 from specplug.pipeline.expected import UNIT
 
-PATIENCE, TRIED_EVERY = 2, 16
+PATIENCE = 2
+TRIED_EVERY = 16
 """Steps in a row without any of the engine's tokens in the drafts, after which its drafter drafts one token only, and
 the steps after which it drafts all once more."""
 

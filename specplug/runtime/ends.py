@@ -102,7 +102,8 @@ def tokens_before_stop(
         )
         if found != 0:  # otherwise the cut may lie earlier
             return None if found is None else skipped + found
-    ids, before = list(output), list(lead)
+    ids = list(output)
+    before = list(lead)
     prompt = decode(before) if before else ""
     text = decode(before + ids)
     start = _common(prompt, text)

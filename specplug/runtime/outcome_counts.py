@@ -20,7 +20,8 @@ class OutcomeCounts:
     """
 
     def __init__(self, source: str, max_draft_length: int) -> None:
-        self._source, self._positions = source, max_draft_length
+        self._source = source
+        self._positions = max_draft_length
         self._outcomes: Counter[tuple[int, int]] = Counter()  # number of rows by (verified, accepted)
         self._plain_rows = self._plain_tokens = self._off = 0
 

@@ -149,7 +149,8 @@ class SlotTable:
 
     def _row(self, slot: int) -> list[int]:
         occupant = self.occupants[slot]
-        request, cap = occupant.request, occupant.request.options.cap
+        request = occupant.request
+        cap = occupant.request.options.cap
         padding = [-1] * (MAX_STOP_IDS - len(occupant.stop_ids))
         head = [self.generations[slot], occupant.end, NO_CAP if cap is None else cap, int(request.grammar)]
         return [*head, _verifier_of(request.options), *occupant.stop_ids, *padding]
@@ -196,7 +197,8 @@ class SlotAllocator:
 
     def status(self) -> dict[str, int]:
         """Return how many slots there are and how many are occupied, and how many requests are preempted."""
-        occupied, preempted = len(self._slots), len(self._waiting)
+        occupied = len(self._slots)
+        preempted = len(self._waiting)
         return {"total": len(self.slots.generations), "occupied": occupied, "preempted": preempted}
 
     def is_waiting(self, request_id: str) -> bool:

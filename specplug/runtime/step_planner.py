@@ -156,7 +156,9 @@ class StepPlanner(Generic[R]):
         self._planned = self._drafting = 0  # number of requests, and of those that may draft
         self._unread: list[tuple[Launched, Sequence[DraftResult], float, DraftReport]] = []  # arguments of `finish`
         self._ended = 0.0
-        self._identify, self._measure, self._bounds = identify, measure, bounds
+        self._identify = identify
+        self._measure = measure
+        self._bounds = bounds
         self._tallies: dict[str, _Tally] = {}
         self._capped: dict[str, int] = {}
 

@@ -107,7 +107,8 @@ def problems(seam: Seam) -> Iterator[str]:
         return
     owner = None
     for part in seam.name.split("."):
-        owner, found = found, getattr(found, part, None)
+        owner = found
+        found = getattr(found, part, None)
         if found is None or found is getattr(object, part, None):  # attributes of `object` exist on every class
             yield f"{seam} is gone"
             return
@@ -159,7 +160,8 @@ def hook(owner: Any, name: str, around: Callable[..., Any]) -> None:
     `around` is a function of a module; a second call with the same one changes nothing.
     """
     original = getattr(owner, name)
-    before, mark = getattr(original, "_specplug", ()), f"{around.__module__}.{around.__qualname__}"
+    before = getattr(original, "_specplug", ())
+    mark = f"{around.__module__}.{around.__qualname__}"
     if mark in before:
         return
 

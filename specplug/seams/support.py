@@ -95,7 +95,10 @@ class Support:
         installed: Callable[[], str],
         optional: Mapping[str, str],
     ) -> None:
-        self._versions, self._seams, self._who, self._installed = versions, seams, who, installed
+        self._versions = versions
+        self._seams = seams
+        self._who = who
+        self._installed = installed
         self._optional = optional
         self.require = functools.cache(self._require)
         self.available = functools.cache(self._available)
@@ -121,7 +124,8 @@ class Support:
         return [seam for seam in self._seams if seam.applies(version)]
 
     def _require(self, part: str) -> None:
-        version, engine = self._installed(), self._versions.engine
+        version = self._installed()
+        engine = self._versions.engine
         judgement = self._versions.judge(version)
         if judgement == "too old":
             raise self._refusal(f"this {engine} is too old", version)
@@ -132,7 +136,8 @@ class Support:
             self.warn_untested(version)
 
     def _available(self, part: str) -> bool:
-        gone, engine = self.moved(part), self._versions.engine
+        gone = self.moved(part)
+        engine = self._versions.engine
         if gone:
             text = "%s: %s has moved: %s; found %s %s; expected %s. The server runs; off: %s"
             what = (self._who, engine, "; ".join(gone), engine, self._installed(), self._versions)
@@ -144,7 +149,8 @@ class Support:
         _log.warning(text, self._versions, version)
 
     def _refusal(self, what: str, version: str) -> Exception:
-        found, remedy = f"{self._versions.engine} {version}", self._versions.remedy
+        found = f"{self._versions.engine} {version}"
+        remedy = self._versions.remedy
         return EngineError.build(what, who=self._who, found=found, expected=str(self._versions), remedy=remedy)
 
 
@@ -201,12 +207,14 @@ class InstalledEngine:
         imports = CheckResult("ok", f"{engine} imports")
         if not found["moved"] and not found["off"]:
             return [imports, CheckResult("ok", f"all {found['seams']} seams found")]
-        status, moved = "fail" if found["moved"] else "warn", "; ".join([*found["moved"], *found["off"]])
+        status = "fail" if found["moved"] else "warn"
+        moved = "; ".join([*found["moved"], *found["off"]])
         return [imports, CheckResult(status, f"{engine} has moved: {moved}", self.versions.remedy)]
 
     def check_entry_point(self) -> CheckResult:
         """Report whether it loads specplug."""
-        engine, name = self.versions.engine, "specplug"
+        engine = self.versions.engine
+        name = "specplug"
         found = [entry.value for entry in importlib.metadata.entry_points(group=self.group) if entry.name == name]
         if self.target not in found:
             summary = f"{engine} does not load specplug: no entry point {name!r} in the group {self.group!r}"

@@ -140,7 +140,8 @@ def _read(path: str, origin: str) -> str:
     except (OSError, ValueError) as error:
         found = error.strerror if isinstance(error, OSError) else str(error)
         remedy = f"Correct or unset {CONFIG_VARIABLE}"
-        what, expected = "cannot read the settings file", "a readable file in UTF-8"
+        what = "cannot read the settings file"
+        expected = "a readable file in UTF-8"
         raise SettingsError.build(what, who=origin, found=found, expected=expected, remedy=remedy) from error
 
 
@@ -268,7 +269,8 @@ def _plugin_mistakes(settings: Settings, registry: Registry, engine_drafts: bool
         yield Mistake("draft_ranks", _EACH.format("no trace, as every rank would write it"), remedy="Remove trace.path")
     for name, raw in settings.options.items():
         yield from _option_mistakes(name, raw, registry)
-    given, is_known = settings.acceptance_thresholds, settings.verifier in registry.entries(VerifierSpec)
+    given = settings.acceptance_thresholds
+    is_known = settings.verifier in registry.entries(VerifierSpec)
     if given and is_known and acceptance_thresholds(settings, registry) is None:
         what = f"setting 'acceptance_thresholds' has no effect: verifier {settings.verifier!r} takes no thresholds"
         remedy = "Remove them, or name a lossy verifier that takes them; `specplug list` shows which"
@@ -333,7 +335,8 @@ def _option_mistakes(name: str, raw: Mapping[str, Any], registry: Registry) -> I
 
 def _parse_options(spec: PluginSpec, raw: Mapping[str, Any]) -> tuple[Any, list[Mistake]]:
     """Build a plug-in's option model; return (model or None, mistakes)."""
-    model, who = spec.options_model(), f"{spec.kind} {spec.name!r}"
+    model = spec.options_model()
+    who = f"{spec.kind} {spec.name!r}"
     if model is None:
         return None, []
     if not (isinstance(model, type) and issubclass(model, BaseModel)):

@@ -20,7 +20,10 @@ from specplug.verify.random import uniforms
 from specplug.verify.target import target_probs
 
 T = TypeVar("T")
-_TEMPERATURES, _TOP_K, _TOP_P, _MIN_P = (0.0, 0.5, 1.0), (0, 2, 4), (0.6, 1.0), (0.0, 0.2)
+_TEMPERATURES = (0.0, 0.5, 1.0)
+_TOP_K = (0, 2, 4)
+_TOP_P = (0.6, 1.0)
+_MIN_P = (0.0, 0.2)
 
 POISON = 1_000_000_007
 """Fill value for undefined entries of the token table: an int32 that is an id of no vocabulary."""
@@ -137,12 +140,14 @@ class VerifyStep:
         """Verify the step on `device`, its logits padded or flat."""
         rows = [self.dense[row, : length + 1] for row, length in enumerate(self.draft.lengths.tolist())]
         target = TargetLogits.flat(torch.cat(rows), self.draft.lengths) if flat else TargetLogits.dense(self.dense)
-        sampling, numbers = moved(self.sampling, device), moved(self.uniforms, device)
+        sampling = moved(self.sampling, device)
+        numbers = moved(self.uniforms, device)
         return verifier.verify(moved(self.draft, device), moved(target, device), sampling, numbers)
 
     def pick(self, rows: list[int], draft_length: int | None = None) -> VerifyStep:
         """Return the step of some rows, in their order, cut to `draft_length` draft tokens."""
-        index, most = torch.tensor(rows, dtype=torch.int64), draft_length
+        index = torch.tensor(rows, dtype=torch.int64)
+        most = draft_length
         most = self.draft.draft_length if most is None else most
         draft = map_tensors(self.draft, lambda tensor: tensor[index]).view(len(rows), most)
         sampling = map_tensors(self.sampling, lambda tensor: tensor[index])
@@ -167,7 +172,8 @@ class VerifyStep:
     def with_other_numbers(self, num_accepted: Tensor) -> VerifyStep:
         """Return the step with 0 for the random numbers of the positions after `num_accepted` [B] draft tokens."""
         step = self.pick(list(range(self.draft.batch_size)))
-        places, accepted = torch.arange(step.draft.draft_length + 1), num_accepted[:, None]
+        places = torch.arange(step.draft.draft_length + 1)
+        accepted = num_accepted[:, None]
         step.uniforms.accept[places[:-1] > accepted] = 0.0
         step.uniforms.draw[places > accepted] = 0.0
         return step

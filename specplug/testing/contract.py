@@ -48,14 +48,16 @@ class ProposerContract(ProposerHarness):
         with self.driver(index_dtype=index_dtype) as driver:
             for step in self.steps(driver):
                 step.draft.validate()
-                found, expected = (step.draft.batch_size, step.draft.draft_length), (len(step.names), self.draft_length)
+                found = (step.draft.batch_size, step.draft.draft_length)
+                expected = (len(step.names), self.draft_length)
                 assert found == expected, f"{self.who}: draft buffer resized; found {found}, expected {expected}"
 
     def test_drafts_ids_of_the_vocabulary(self) -> None:
         """Ids lie in [0, vocab_size) within a row's length and are NO_TOKEN beyond it."""
         with self.driver() as driver:
             for step in self.steps(driver):
-                inside, ids = step.draft.mask(), step.draft.token_ids
+                inside = step.draft.mask()
+                ids = step.draft.token_ids
                 wrong = ids[inside & ((ids < 0) | (ids >= self.vocab_size))].tolist()
                 assert not wrong, f"{self.who}: drafted ids {wrong}; expected ids in [0, {self.vocab_size})"
                 left = ids[~inside & (ids != NO_TOKEN)].tolist()
@@ -73,7 +75,8 @@ class ProposerContract(ProposerHarness):
         ):
             with self.driver() as driver:
                 for step in self.steps(driver, caps=shape):
-                    lengths, limits = step.draft.lengths.tolist(), step.limits.tolist()
+                    lengths = step.draft.lengths.tolist()
+                    limits = step.limits.tolist()
                     held = all(0 <= length <= limit for length, limit in zip(lengths, limits, strict=True))
                     assert held, f"{self.who}: drafted {lengths} tokens; expected at most {limits}, row by row"
 
@@ -119,7 +122,8 @@ class ProposerContract(ProposerHarness):
             pytest.skip("drafts are one-hot")
         with self.driver() as driver:
             for step in self.steps(driver):
-                inside, draft = step.draft.mask(), step.draft
+                inside = step.draft.mask()
+                draft = step.draft
                 full = draft.draft_logits if distribution is Distribution.LOGITS else draft.draft_probs
                 assert full is not None
                 inside = inside if draft.drawn is None else inside & draft.drawn
@@ -127,7 +131,8 @@ class ProposerContract(ProposerHarness):
                 assert bool((probs >= 0).all()), f"{self.who}: {distribution.value} hold NaN or negative probabilities"
                 whole = (probs.sum(-1) - 1).abs() < 1e-3
                 assert bool(whole.all()), f"{self.who}: {distribution.value} do not sum to 1"
-                column, tokens = draft.token_ids[inside].long(), draft.token_ids[inside].long()
+                column = draft.token_ids[inside].long()
+                tokens = draft.token_ids[inside].long()
                 if draft.draft_vocab is not None:
                     found, column = (tokens[:, None] == draft.draft_vocab).max(1)
                     unknown = tokens[~found].tolist()
@@ -185,7 +190,8 @@ class ProposerContract(ProposerHarness):
         for strange in (False, True):
             with self.driver() as driver:
                 for index, text in enumerate(self.texts):
-                    start, stop = len(text) // 2, len(text) - len(text) // 4
+                    start = len(text) // 2
+                    stop = len(text) - len(text) // 4
                     span = [self.vocab_size + 7] * (stop - start) if strange else list(text[start:stop])
                     barriers = [(start, stop)] if start < stop < len(text) else []
                     shown = [*text[:start], *span, *text[stop:]] if barriers else text
@@ -203,7 +209,8 @@ class ProposerContract(ProposerHarness):
                 pieces.step(self.draft_length, caps={f"text {index}": 0 for index in range(len(self.texts))})
                 for index, text in enumerate(self.texts):
                     pieces.extend(f"text {index}", text[begin : begin + 5])
-            expected, found = whole.step(self.draft_length).by_request(), pieces.step(self.draft_length).by_request()
+            expected = whole.step(self.draft_length).by_request()
+            found = pieces.step(self.draft_length).by_request()
         self.same([expected], [found], "with prompts in chunks")
 
     def test_forgets_a_slot_with_its_generation(self) -> None:
@@ -299,7 +306,8 @@ class ProposerContract(ProposerHarness):
     def _compare_with_pipeline(self, *, inline: bool, when: str) -> None:
         with self.driver() as plain, self.driver() as driver:
             driver.proposer = staged = StagedProposer(driver.proposer, self.spec, driver.context, inline=inline)
-            expected, found = self.drafts(plain), self.drafts(driver)
+            expected = self.drafts(plain)
+            found = self.drafts(driver)
             assert not staged.guard.counts, f"{self.who}: faults in the pipeline: {dict(staged.guard.counts)}"
         self.same(expected, found, when)
 

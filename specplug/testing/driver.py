@@ -69,10 +69,12 @@ class DraftedStep:
 
     def by_request(self) -> dict[str, RowDraft]:
         """Return each request's draft, by name."""
-        draft, drafts = self.draft, {}
+        draft = self.draft
+        drafts = {}
         for row, (name, count) in enumerate(zip(self.names, draft.lengths.tolist(), strict=True)):
             parents = None if draft.parents is None else tuple(draft.parents[row, :count].tolist())
-            ids, confidence = draft.token_ids[row, :count].tolist(), draft.confidence[row, :count].tolist()
+            ids = draft.token_ids[row, :count].tolist()
+            confidence = draft.confidence[row, :count].tolist()
             source = tuple(draft.source[row, :count].tolist())
             drafts[name] = RowDraft(tuple(ids), tuple(confidence), source, parents)
         return drafts
@@ -120,12 +122,14 @@ class Driver:
         index_dtype: torch.dtype = torch.int64,
         registry: Registry | None = None,
     ) -> None:
-        self.spec, self.caps = spec, spec.caps_for(torch.device(device).type)
+        self.spec = spec
+        self.caps = spec.caps_for(torch.device(device).type)
         caps = EngineCaps(max_draft_length, trees=self.caps.trees, draft_input=self.caps.distribution)
         sizes = {"vocab_size": vocab_size, "max_slots": max_slots, "max_length": max_length}
         given = {**sizes, "device": torch.device(device), "rank": rank, "part": partial(self._part, registry)}
         self.context = context_for(spec, options, caps, **given)
-        self._poison, self._index_dtype = poison, index_dtype
+        self._poison = poison
+        self._index_dtype = index_dtype
         self._occupants: dict[str, _Running] = {}
         self._free = list(range(max_slots))
         self._generations = [-1] * max_slots
@@ -244,9 +248,11 @@ class Driver:
         A request with n accepted draft tokens emits the first n + 1 tokens of its answer.
         """
         chain = step.draft.as_chain()
-        accepted, emitted = [], []
+        accepted = []
+        emitted = []
         for row, name in enumerate(step.names):
-            drafted, answer = chain.token_ids[row].tolist(), list(answers[name])
+            drafted = chain.token_ids[row].tolist()
+            answer = list(answers[name])
             pairs = zip(drafted[: int(chain.lengths[row])], answer, strict=False)
             accepted.append(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
             emitted.append(min(accepted[-1] + 1, len(answer)))
@@ -277,7 +283,8 @@ class Driver:
 
     def _part(self, registry: Registry | None, name: str, *, states: bool = False) -> ProposerRunner:
         """Build a part whose faults fail the test."""
-        settings, known = Settings(faults=Faults(host_deadline_ms=None)), registry or default_registry()
+        settings = Settings(faults=Faults(host_deadline_ms=None))
+        known = registry or default_registry()
         return build_part(name, settings, known, self.context, _refuse, (self.spec.name,), states=states)
 
     def _notify(self, kind: Lifecycle, occupant: _Running, visible: int | None = None) -> None:

@@ -224,7 +224,8 @@ def g_statistic(observed_counts: ArrayLike, expected_probs: ArrayLike) -> GStati
     Raises:
         ContractError: the shapes differ, there are no counts, or the probabilities are not a distribution.
     """
-    observed, probs = np.asarray(observed_counts, np.float64), np.asarray(expected_probs, np.float64)
+    observed = np.asarray(observed_counts, np.float64)
+    probs = np.asarray(expected_probs, np.float64)
     total = float(observed.sum())
     if observed.shape != probs.shape or observed.ndim != 1 or total <= 0:
         raise ContractError.build(
@@ -259,7 +260,8 @@ def g_test_power(sample_size: int, expected_probs: ArrayLike, actual_probs: Arra
 
 def g_excess(sample_size: float, expected_probs: ArrayLike, actual_probs: ArrayLike) -> GStatistic:
     """Return the expected excess of `g_statistic` when `sample_size` counts follow `actual_probs`."""
-    expected, actual = np.asarray(expected_probs, np.float64), np.asarray(actual_probs, np.float64)
+    expected = np.asarray(expected_probs, np.float64)
+    actual = np.asarray(actual_probs, np.float64)
     if (actual[expected == 0] > 0).any():
         return GStatistic(float("inf"), 1)
     cells = pool(expected * sample_size)

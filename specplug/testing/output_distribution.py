@@ -139,7 +139,8 @@ def _drafts(case: Case) -> Iterator[tuple[Chain, float]]:
     if case.draft_model is None:
         yield case.drafted or (), 1.0
         return
-    depth, vocab = len(case.draft_model.levels), case.draft_model.vocab
+    depth = len(case.draft_model.levels)
+    vocab = case.draft_model.vocab
     for chain in itertools.product(range(vocab), repeat=depth):
         chance = 1.0
         for distribution, token in zip(_draft_distribution(case, chain), chain, strict=True):
@@ -168,7 +169,8 @@ def _draft_logits(case: Case, chain: Chain) -> Tensor:
 
 def _verify(verifier: Verifier, case: Case, chain: Chain, cells: Tensor) -> Verification:
     """Run the verifier on one draft, once per row of `cells` [C, 2 N + 1]; all rows share one row's logits."""
-    count, draft_length = cells.shape[0], len(chain) + len(case.padding)
+    count = cells.shape[0]
+    draft_length = len(chain) + len(case.padding)
     draft_vocab = None if case.draft_vocab is None else torch.tensor(case.draft_vocab)
     draft = Draft.allocate(
         count, draft_length, distribution=case.distribution, vocab_size=case.target.vocab, draft_vocab=draft_vocab
@@ -199,7 +201,8 @@ def _logits(case: Case, chain: Chain) -> Tensor:
 def _cells(case: Case, chain: Chain) -> tuple[Tensor, Tensor]:
     """Return the midpoints [C, 2 N + 1] of all cells of the unit cube, and their volumes [C]."""
     edges = torch.tensor([0.0, *_thresholds(case, chain), 1.0], dtype=torch.float64)
-    middles, sizes = (edges[1:] + edges[:-1]) / 2, edges.diff()
+    middles = (edges[1:] + edges[:-1]) / 2
+    sizes = edges.diff()
     axes = 2 * (len(chain) + len(case.padding)) + 1
     index = torch.cartesian_prod(*[torch.arange(len(sizes))] * axes).reshape(-1, axes)
     return middles[index], sizes[index].prod(1)

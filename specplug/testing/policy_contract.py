@@ -61,10 +61,8 @@ class PolicyContract(PolicyHarness):
         for name, caps in self.engines.items():
             planner = self.planner(caps)
             for step, batch_size in enumerate((1, 2, 3, 7, 8, 33, 256)):
-                most, found = (
-                    planner.longest_draft(batch_size),
-                    planner.plan(stats_of(batch_size, step=step)).draft_length,
-                )
+                most = planner.longest_draft(batch_size)
+                found = planner.plan(stats_of(batch_size, step=step)).draft_length
                 assert most is None or found <= most, (
                     f"{self.who}: draft length {found} for {batch_size} requests on {name}; expected at most {most}"
                 )
@@ -81,7 +79,8 @@ class PolicyContract(PolicyHarness):
     def test_plans_alike_for_equal_figures(self) -> None:
         """Two instances given the same figures make the same plans, since ranks plan independently."""
         for name, caps in self.engines.items():
-            one, other = self.plans(caps), self.plans(caps, rank=1)
+            one = self.plans(caps)
+            other = self.plans(caps, rank=1)
             assert one == other, f"{self.who}: two instances plan differently on {name}; found {other}, expected {one}"
 
     def test_a_constant_plan_is_constant(self) -> None:
@@ -112,7 +111,8 @@ class PolicyContract(PolicyHarness):
         """Costs that the engine profiled are accepted, none or many of them; two instances then plan the same."""
         for name, caps in self.engines.items():
             for profile in ((), PROFILE[:1], PROFILE):
-                one, other = self.plans(caps, profile=profile), self.plans(caps, rank=1, profile=profile)
+                one = self.plans(caps, profile=profile)
+                other = self.plans(caps, rank=1, profile=profile)
                 assert one == other, (
                     f"{self.who}: two instances plan differently on {name} after {len(profile)} profiled costs; "
                     f"found {other}, expected {one}"
@@ -130,7 +130,8 @@ class PolicyContract(PolicyHarness):
         """Kept tokens are drafted tokens in their order, with their confidences; of a chain, a prefix is kept."""
         for budget in self.budgets:
             draft = self.draft(trees=trees)
-            before, after = self.nodes(draft), self.nodes(self.trimmed(draft, budget))
+            before = self.nodes(draft)
+            after = self.nodes(self.trimmed(draft, budget))
             for row, (all_nodes, kept) in enumerate(zip(before, after, strict=True)):
                 places = [all_nodes.index(node) for node in kept if node in all_nodes]
                 assert len(places) == len(kept), (
@@ -143,7 +144,8 @@ class PolicyContract(PolicyHarness):
         """Every kept node of a tree keeps its parent."""
         for budget in self.budgets:
             draft = self.draft(trees=True)
-            before, after = self.parents(draft), self.parents(self.trimmed(draft, budget))
+            before = self.parents(draft)
+            after = self.parents(self.trimmed(draft, budget))
             for row, (above, kept) in enumerate(zip(before, after, strict=True)):
                 moved = {node: parent for node, parent in kept.items() if parent != above.get(node, parent)}
                 assert not moved, f"{self.who}: in row {row} nodes hang elsewhere: found {moved}, expected {above}"
@@ -182,7 +184,8 @@ class PolicyContract(PolicyHarness):
             draft = self.draft()
             order = torch.arange(draft.batch_size).flip(0)
             turned = map_tensors(draft, lambda tensor: tensor[order])  # noqa: B023 - called at once
-            expected, found = self.trimmed(draft, budget).lengths[order], self.trimmed(turned, budget).lengths
+            expected = self.trimmed(draft, budget).lengths[order]
+            found = self.trimmed(turned, budget).lengths
             assert torch.equal(expected, found), (
                 f"{self.who}: keeps {found.tolist()} with the rows in another order; expected {expected.tolist()}"
             )
@@ -190,8 +193,10 @@ class PolicyContract(PolicyHarness):
     def test_trims_alike_on_all_ranks(self) -> None:
         """Two instances trim the same; differing drafts on ranks corrupt the text silently."""
         for budget in self.budgets:
-            one, other = self.trimmed(self.draft(), budget), self.trimmed(self.draft(), budget, rank=1)
-            found, expected = other.lengths.tolist(), one.lengths.tolist()
+            one = self.trimmed(self.draft(), budget)
+            other = self.trimmed(self.draft(), budget, rank=1)
+            found = other.lengths.tolist()
+            expected = one.lengths.tolist()
             assert found == expected, f"{self.who}: another instance, of rank 1, keeps {found}; expected {expected}"
 
     @pytest.mark.parametrize("shape", [(0, 4), (3, 0)])

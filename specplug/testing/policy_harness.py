@@ -88,7 +88,8 @@ class PolicyHarness:
 
         `profile` holds costs that the engine profiled before, None if it profiles none.
         """
-        planner, plans = self.planner(caps, rank), []
+        planner = self.planner(caps, rank)
+        plans = []
         if profile is not None:
             planner.calibrate(profile)
         cost = None
@@ -162,7 +163,8 @@ class PolicyHarness:
 
     def verified(self, draft: Draft) -> tuple[EngineBatch, Draft, Verdict]:
         """Return the arguments of `observe` for `draft` with the first token of each row accepted."""
-        rows, device = draft.batch_size, draft.device
+        rows = draft.batch_size
+        device = draft.device
         accepted = draft.lengths.clamp(max=1)
         outcome = Outcome(draft.lengths.clone(), accepted, accepted + 1)
         batch = make_batch([[1, 2, 3]] * rows, num_new=[2] * rows, device=device)

@@ -71,7 +71,9 @@ class VerifierContract:
             rows = zip(found.token_ids.tolist(), found.num_accepted.tolist(), strict=True)
             for (emitted, accepted), drafted in zip(rows, _drafted(step), strict=True):
                 assert 0 <= accepted <= len(drafted), f"{self.who}: accepted {accepted} of {len(drafted)} draft tokens"
-                kept, follows, rest = emitted[:accepted], emitted[accepted], emitted[accepted + 1 :]
+                kept = emitted[:accepted]
+                follows = emitted[accepted]
+                rest = emitted[accepted + 1 :]
                 assert kept == drafted[:accepted], f"{self.who}: accepted {kept}; expected a prefix of {drafted}"
                 assert 0 <= follows < self.vocab_size, (
                     f"{self.who}: emitted {follows}; expected an id of the vocabulary"
@@ -90,7 +92,8 @@ class VerifierContract:
         """At temperature 0, draft tokens are accepted while they equal the argmax, and the next argmax follows."""
         self._needs_losslessness()
         for step, all_greedy in itertools.product(self.steps(), (False, True)):
-            found, best = self.run(step.greedy(all_greedy=all_greedy)), step.dense.argmax(-1).tolist()
+            found = self.run(step.greedy(all_greedy=all_greedy))
+            best = step.dense.argmax(-1).tolist()
             for row, drafted in enumerate(_drafted(step)):
                 right = next((place for place, token in enumerate(drafted) if token != best[row][place]), len(drafted))
                 emitted = [token for token in found.token_ids[row].tolist() if token != NO_TOKEN]
@@ -109,7 +112,8 @@ class VerifierContract:
         self._needs_losslessness()
         for step in self.steps():
             if step.draft.distribution is not Distribution.ONE_HOT:
-                accepted, drafted = self.run(step.drawn_from_the_target()).num_accepted, step.draft.lengths
+                accepted = self.run(step.drawn_from_the_target()).num_accepted
+                drafted = step.draft.lengths
                 assert torch.equal(accepted, drafted), (
                     f"{self.who}: accepted {accepted.tolist()} of {drafted.tolist()} tokens drawn from the target's "
                     f"own distribution; expected all. Judge drafts by their {step.draft.distribution.value}, or do not "
@@ -141,7 +145,8 @@ class VerifierContract:
     def test_does_not_depend_on_the_order_of_rows(self) -> None:
         """The result does not depend on the order of the rows."""
         for step in self.steps():
-            found, order = self.run(step), list(range(step.draft.batch_size))[::-1]
+            found = self.run(step)
+            order = list(range(step.draft.batch_size))[::-1]
             turned = Verification(found.token_ids[order], found.num_accepted[order])
             self.same(turned, self.run(step.pick(order)), "with the rows in another order")
 
@@ -162,7 +167,8 @@ class VerifierContract:
                 moved(it, self.device)
                 for it in (step.draft, TargetLogits.dense(step.dense.clone()), step.sampling, step.uniforms)
             )
-            verifier, arguments = self.verifier(), {"draft": draft, "target": target, "sampling": sampling}
+            verifier = self.verifier()
+            arguments = {"draft": draft, "target": target, "sampling": sampling}
             action = partial(verifier.verify, draft, target, sampling, numbers)  # type: ignore[arg-type]
             watch(f"{self.who}: verify", action, **arguments, uniforms=numbers)
 
@@ -193,7 +199,8 @@ class VerifierContract:
     def cases(self) -> Iterator[tuple[str, Case]]:
         """Yield the cases to enumerate: fixed drafts, ragged drafts, and drafts from each declared distribution."""
         knobs = {"plain": Knobs(), "greedy": Knobs(0.0), "all": Knobs(1.3, top_k=2, top_p=0.9, min_p=0.1)}
-        target, draft_model = TinyModel.random(3, 2, seed=0), TinyModel.random(3, 1, seed=1)
+        target = TinyModel.random(3, 2, seed=0)
+        draft_model = TinyModel.random(3, 1, seed=1)
         for (name, how), drafted in itertools.product(knobs.items(), range(3)):
             yield f"one-hot drafts, {name}", Case(target, how, (drafted,), judged_by=MISTAKEN_DISTRIBUTIONS)
             yield (
@@ -237,7 +244,8 @@ class _OnDevice(Verifier):
     """A verifier whose arguments are moved to a device and whose results are moved to the CPU."""
 
     def __init__(self, verifier: Verifier, device: str) -> None:
-        self._verifier, self._device = verifier, device
+        self._verifier = verifier
+        self._device = device
 
     def verify(self, draft: Draft, target: TargetLogits, sampling: SamplingBatch, uniforms: Uniforms) -> Verification:
         arguments: Any = [moved(argument, self._device) for argument in (draft, target, sampling, uniforms)]

@@ -39,7 +39,9 @@ def fingerprint(tokenizer: Any, name: str = "") -> Fingerprint:
     write its entries differently, and added special tokens change no text's ids.  Takes about 10 ms.  `tokenizer` is
     one that `encoder` takes; `name` is for messages, by default the tokenizer's own.
     """
-    encode, digest, largest = encoder(tokenizer), hashlib.sha256(), -1
+    encode = encoder(tokenizer)
+    digest = hashlib.sha256()
+    largest = -1
     for text in fingerprint_texts():
         ids = np.asarray(encode(text), dtype=np.int64)
         digest.update(np.int64(ids.size).tobytes())
@@ -78,7 +80,8 @@ def _vocab_size(tokenizer: Any) -> int:
     if hasattr(tokenizer, "n_words"):
         return int(tokenizer.n_words)
     if hasattr(tokenizer, "get_vocab_size"):
-        size, added = int(tokenizer.get_vocab_size()), tokenizer.get_added_tokens_decoder()
+        size = int(tokenizer.get_vocab_size())
+        added = tokenizer.get_added_tokens_decoder()
     else:
         size = len(tokenizer) if hasattr(tokenizer, "__len__") else 0
         added = getattr(tokenizer, "added_tokens_decoder", None)

@@ -92,5 +92,6 @@ def _meeting(tokens: Sequence[int], body: Sequence[int], end: int, own_end: int)
     if not 0 < own_end <= len(body) or tokens[end - 1] != body[own_end - 1]:
         return len(tokens), len(body)
     while end > 0 and own_end > 0 and tokens[end - 1] == body[own_end - 1]:
-        end, own_end = end - 1, own_end - 1
+        end = end - 1
+        own_end = own_end - 1
     return end, own_end

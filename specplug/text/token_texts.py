@@ -34,12 +34,16 @@ def token_texts(decode: Decode, ids: Sequence[int]) -> list[str]:
     The first token is decoded after another one like it, because tokenizers treat the first one of a text differently
     and outputs follow a prompt.
     """
-    whole, texts, start, read = [*ids[:1], *ids], [""] * len(ids), 0, 1
+    whole = [*ids[:1], *ids]
+    texts = [""] * len(ids)
+    start = 0
+    read = 1
     before = decode(whole[:1])
     for end in range(2, len(whole) + 1):
         now = decode(whole[start:end])
         if len(now) > len(before) and not (now.endswith(_UNFINISHED) and end < len(whole)):
             texts[end - 2] = now[len(before) :]
-            start, read = read, end
+            start = read
+            read = end
             before = decode(whole[start:read])
     return texts

@@ -26,7 +26,9 @@ INTERPRETED: bool = knobs.runtime.interpret is True
 MAX_ROWS = MAX_TOKENS = 1024
 """Largest batch size and draft length that the kernel covers."""
 
-_plus, _larger = tl.standard._sum_combine, tl.standard._elementwise_max  # the interpreter runs no others fast
+# the interpreter runs no others fast
+_plus = tl.standard._sum_combine
+_larger = tl.standard._elementwise_max
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
@@ -142,7 +144,8 @@ def trim(draft: Draft, limits: TrimLimits) -> Draft:
     """Return `draft`, which the kernel `covers`, cut to the tokens to verify, as a new one-hot draft."""
     shape = rows, draft_length = draft.token_ids.shape
     ids, sources = torch.empty(2, *shape, dtype=torch.int32, device=draft.device)
-    confidence, lengths = torch.empty(shape, device=draft.device), torch.empty_like(draft.lengths)
+    confidence = torch.empty(shape, device=draft.device)
+    lengths = torch.empty_like(draft.lengths)
     trim_kernel[(1,)](
         *(draft.token_ids, draft.token_ids.stride(0), draft.confidence, draft.confidence.stride(0)),
         *(draft.source, draft.source.stride(0), draft.lengths.contiguous()),

@@ -165,7 +165,8 @@ class EngineBatch:
 
         On the device this takes memory for the new tokens only: a long prompt may be one row of many.
         """
-        device, total = self.tokens.device, int(num_new.sum())
+        device = self.tokens.device
+        total = int(num_new.sum())
         counts = num_new.to(device, non_blocking=True).long()
         row = torch.repeat_interleave(torch.arange(self.batch_size, device=device), counts, output_size=total)
         place = torch.arange(total, device=device) - (counts.cumsum(0) - counts)[row] + self._first_new()[row]
@@ -173,7 +174,8 @@ class EngineBatch:
         texts = torch.empty(self.batch_size, int(num_new.max()) if self.batch_size else 0, dtype=torch.int32)
         stop = 0
         for text, count in zip(texts, num_new.tolist(), strict=True):
-            start, stop = stop, stop + count
+            start = stop
+            stop = stop + count
             text[:count] = flat[start:stop]
         return texts
 

@@ -76,7 +76,8 @@ class Draft:
         if draft_vocab is not None:
             vocab_size = len(draft_vocab)
         full = partial(torch.full, device=device)
-        grid, dense = (batch_size, draft_length), (batch_size, draft_length, vocab_size)
+        grid = (batch_size, draft_length)
+        dense = (batch_size, draft_length, vocab_size)
         chain = torch.arange(-1, draft_length - 1, dtype=torch.int32, device=device)
         return cls(
             token_ids=full(grid, NO_TOKEN, dtype=torch.int32),
@@ -105,7 +106,8 @@ class Draft:
         """Copy chains of at most `draft_length` tokens from the host to a new buffer, all rows at once."""
         ids = [[*row, *[NO_TOKEN] * (draft_length - len(row))] for row in token_ids]
         levels = [[*row, *[0.0] * (draft_length - len(row))] for row in confidence]
-        grid, lengths = torch.tensor(ids, dtype=torch.int32), torch.tensor(list(map(len, token_ids)), dtype=torch.int32)
+        grid = torch.tensor(ids, dtype=torch.int32)
+        lengths = torch.tensor(list(map(len, token_ids)), dtype=torch.int32)
         return cls(
             token_ids=grid.to(device),
             lengths=lengths.to(device),
@@ -313,7 +315,8 @@ class Draft:
 
     def validate(self) -> None:
         """Raise `ContractError` if a shape, dtype or device is wrong.  Reads no values, so it is safe on a GPU."""
-        rows, grid = (self.batch_size,), (self.batch_size, self.draft_length)
+        rows = (self.batch_size,)
+        grid = (self.batch_size, self.draft_length)
         for name in ("lengths", "base_len"):
             check_tensor(f"Draft.{name}", getattr(self, name), rows, (torch.int32,), self.device)
         for name, tensor in self._per_token().items():

@@ -29,7 +29,8 @@ def along_paths(certain: Tensor, parents: Tensor | None) -> tuple[Tensor, Tensor
     if parents is None:
         survival = torch.stack([*accumulate(certain.unbind(1), torch.mul)], 1)
         return survival, survival.cumsum(1)
-    survival, gain = certain.clone(), torch.zeros_like(certain)
+    survival = certain.clone()
+    gain = torch.zeros_like(certain)
     for node in range(certain.shape[1]):
         parent = parents[:, node].long()
         is_root = parent < 0
@@ -58,7 +59,9 @@ def best_path(gain: Tensor, lengths: Tensor, parents: Tensor) -> tuple[Tensor, T
     places = torch.arange(draft_length, device=parents.device)
     inside = places < lengths[:, None]
     node = draft_length - 1 - torch.where(inside, gain, -1.0).flip(1).argmax(1)
-    node, backwards = torch.where(lengths > 0, node, ROOT), []  # leaf first
+    # leaf first
+    node = torch.where(lengths > 0, node, ROOT)
+    backwards = []
     for _ in range(draft_length):
         backwards.append(node)
         up = parents.gather(1, node.clamp(min=0)[:, None])[:, 0].long()

@@ -93,7 +93,8 @@ class FittedVerifier(Verifier):
     """
 
     def __init__(self, verifier: Verifier, caps: VerifierCaps) -> None:
-        self._verifier, self._takes = verifier, caps.distributions
+        self._verifier = verifier
+        self._takes = caps.distributions
 
     def verify(self, draft: Draft, target: TargetLogits, sampling: SamplingBatch, uniforms: Uniforms) -> Verification:
         fitting = draft if draft.distribution in self._takes else draft.as_one_hot()

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from specplug.types.verification import Uniforms
 
-_ACCEPT, _DRAW = 0, 1
+_ACCEPT = 0
+_DRAW = 1
 
 
 def _signed(value: int) -> int:

@@ -58,7 +58,8 @@ class ReferenceVerifier(Verifier):
 
         target_distribution = self._target_distribution(target, sampling, lengths, draft.draft_length)
         columns = self._draft_distribution(draft, sampling)
-        drawn, vocab = was_drawn(draft, sampling.temperature), target.logits.shape[-1]
+        drawn = was_drawn(draft, sampling.temperature)
+        vocab = target.logits.shape[-1]
         p = target_distribution[:, : draft.draft_length]
         is_own = _draw(p, uniforms.draw[:, : draft.draft_length]) == drafted
 
@@ -147,7 +148,8 @@ def _check(draft: Draft, target: TargetLogits, uniforms: Uniforms) -> None:
             found=full.shape[-1],
             expected=vocab,
         )
-    batch, draft_length = draft.batch_size, draft.draft_length
+    batch = draft.batch_size
+    draft_length = draft.draft_length
     if uniforms.accept.shape != (batch, draft_length) or uniforms.draw.shape != (batch, draft_length + 1):
         raise ContractError.build(
             "random numbers do not fit the draft",

@@ -67,7 +67,8 @@ def attach(app: Any, manager: Any) -> None:
     from specplug.operator.explainer import Explainer
     from specplug.text.request_tokenizer import RequestTokenizer
 
-    settings, tokenizer = resolved(manager.server_args).settings, None
+    settings = resolved(manager.server_args).settings
+    tokenizer = None
     reads_texts = settings.corpora.store is not None or settings.trace.path is not None
     if reads_texts and manager.tokenizer is not None:
         tokenizer = RequestTokenizer(lambda: manager.tokenizer).copy()
@@ -160,7 +161,8 @@ def _calls_joined(found: list[Any]) -> tuple[str, list[Any]]:
 
 
 def _results_joined(found: list[Any]) -> Any:
-    text, calls = "".join(one.normal_text or "" for one in found), [call for one in found for call in one.calls]
+    text = "".join(one.normal_text or "" for one in found)
+    calls = [call for one in found for call in one.calls]
     return type(found[0])(normal_text=text, calls=calls)
 
 

@@ -103,7 +103,8 @@ async def _served(
     try:
         if has_unparsed_fields(obj):
             await parser.parse(obj, client)
-        answers, of_request = begin(), predicted.current()
+        answers = begin()
+        of_request = predicted.current()
         if of_request is not None:
             of_request.read(obj.sampling_params.get(CUSTOM))
             answers = counted(answers, of_request, pieces=obj.stream and manager.incremental_streaming_output)
@@ -172,7 +173,8 @@ async def counted(answers: AsyncIterator[Any], of_request: predicted.Predicted, 
     try:
         async for answer in answers:
             for each in answer if isinstance(answer, list) else [answer]:
-                ids, name = each.get("output_ids", ()), each["meta_info"]["id"]
+                ids = each.get("output_ids", ())
+                name = each["meta_info"]["id"]
                 of_request.extend(name, ids if pieces else ids[known.get(name, 0) :])
                 known[name] = len(ids)
             yield answer

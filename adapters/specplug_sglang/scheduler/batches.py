@@ -29,7 +29,9 @@ class BatchRows:
 
     def __init__(self, allocator: SlotAllocator, reqs: Sequence[Any], device: torch.device) -> None:
         self.facts = RowFacts(allocator, [req.rid for req in reqs])
-        self._reqs, self._slots, self._device = list(reqs), allocator.slots, device
+        self._reqs = list(reqs)
+        self._slots = allocator.slots
+        self._device = device
 
     def hold(self, allocator: SlotAllocator, reqs: Sequence[Any]) -> bool:
         """Return whether these are still the rows of `reqs`."""
@@ -141,14 +143,17 @@ class PlainSteps:
     """Runs steps of the target that emit one token per request."""
 
     def __init__(self, target_worker: Any, table: TokenTable) -> None:
-        self._target, self._table = target_worker, table
-        slots, device = table.tokens.shape[0], table.tokens.device
+        self._target = target_worker
+        self._table = table
+        slots = table.tokens.shape[0]
+        device = table.tokens.device
         self._ones = torch.ones(slots, dtype=torch.int32, device=device)
         self._ones_on_host = torch.ones(slots, dtype=torch.int32)
 
     def decode(self, batch: Any) -> Any:
         """Decode one token per request; returns SGLang's result."""
-        slots, before = batch.req_pool_indices, batch.seq_lens
+        slots = batch.req_pool_indices
+        before = batch.seq_lens
         batch.input_ids = self._table.tokens[slots, before].long()  # the newest tokens
         batch.out_cache_loc = batch.req_to_token_pool.req_to_token[slots, before].long()
         batch.seq_lens = before + 1

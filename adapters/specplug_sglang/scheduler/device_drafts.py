@@ -59,7 +59,8 @@ class DeviceDrafts(StageDrafts):
     ) -> None:
         super().__init__(stage, table, grammars, caps, vocab_size)
         self._ones = torch.ones(len(table.tokens), dtype=torch.int32, device=self._device)
-        by_row, most = self._ones.long(), torch.full_like(self._ones, caps.max_draft_length)
+        by_row = self._ones.long()
+        most = torch.full_like(self._ones, caps.max_draft_length)
         engine_ids = by_row.new_zeros(len(by_row), stage.engine_tokens) if stage.engine_tokens else None
         # SGLang verifies whole drafts, so that nothing is lost by calling all other tokens rejected.
         self._rows = EngineRows(by_row, by_row, table.tokens, self._ones, most, True, 1, engine_ids)
@@ -91,9 +92,11 @@ class DeviceDrafts(StageDrafts):
 
     @torch.inference_mode()
     def flush(self) -> None:
-        step, self._unreported = self._unreported, None
+        step = self._unreported
+        self._unreported = None
         if step is not None:
-            slots, after = step.batch.slots, step.batch.before + step.emitted
+            slots = step.batch.slots
+            after = step.batch.before + step.emitted
             rows = self._rows._replace(idx_mapping=slots, total_len=after, num_sampled=step.emitted)
             self._take(step.batch.rows, rows, NO_SPECULATION, reports=True)
 
@@ -109,7 +112,8 @@ class DeviceDrafts(StageDrafts):
         """Take a batch's step, which reports the step before if that had the same rows."""
         if self._unreported is not None and self._unreported.batch.rows is not batch.rows:
             self.flush()
-        step, self._unreported = self._unreported, None
+        step = self._unreported
+        self._unreported = None
         emitted = self._ones if step is None else step.emitted
         rows = self._rows._replace(idx_mapping=batch.slots, total_len=batch.before, num_sampled=emitted)
         if batch.engine_ids is not None:

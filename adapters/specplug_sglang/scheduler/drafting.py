@@ -54,7 +54,9 @@ class ProposerDrafting(PlannedSteps):
         self.table = TokenTable(slots, self.max_length, self.caps.max_draft_length + 1, device)
         self.reads_lengths = device.type == "cpu"
         self.drafts: StageDrafts | None = None
-        self._module, self._stream = module_of(device), None  # PyTorch's, and the stream of the newest step
+        # PyTorch's, and the stream of the newest step
+        self._module = module_of(device)
+        self._stream = None
         if rank == 0:
             self.drafts, self.allocator = build(settings, self.context, self.table, tokenizer, self._tell)
         else:
@@ -178,7 +180,9 @@ class ProposerDrafting(PlannedSteps):
         """
         if len(whole) < len(reqs):
             rows = on_device(whole, torch.int64, self.device)
-            slots, lengths, tokens = slots[rows], lengths[rows], tokens[rows]
+            slots = slots[rows]
+            lengths = lengths[rows]
+            tokens = tokens[rows]
         self.table.append_one(slots, lengths, tokens)
         self.prefilled([reqs[row] for row in whole])
 
@@ -214,7 +218,8 @@ class ProposerDrafting(PlannedSteps):
         step = self._launch(reqs, 0 if draft is None else draft.draft_length)
         report = NO_DRAFTS
         if self.drafts is not None:
-            report, self.drafts.report = self.drafts.report, NO_DRAFTS
+            report = self.drafts.report
+            self.drafts.report = NO_DRAFTS
             if draft is None:
                 self.drafts.emits_one()
         self._launched.append(LaunchedStep(step, tuple(reqs), None if draft is None else result, report))

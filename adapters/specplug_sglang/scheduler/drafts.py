@@ -42,13 +42,17 @@ class StageDrafts:
     def __init__(
         self, stage: DraftStage, table: TokenTable, grammars: GrammarCompleter, caps: EngineCaps, vocab_size: int
     ) -> None:
-        self.stage, self._table, self.grammars = stage, table, grammars
-        self._device, self._vocab_size = table.tokens.device, vocab_size
+        self.stage = stage
+        self._table = table
+        self.grammars = grammars
+        self._device = table.tokens.device
+        self._vocab_size = vocab_size
         self.counts = Counts(stage.metrics, module_of(self._device))
         self.stops = StopDetector(table.tokens.shape[0], caps.max_draft_length, self._device)
         self.report: DraftReport = NO_DRAFTS
         self.reports_expected = False
-        self._longest, self._may_report = caps.max_draft_length, may_report(stage)
+        self._longest = caps.max_draft_length
+        self._may_report = may_report(stage)
         # After SGLang's own drafter, the draft length is that of a runtime state, on a CPU too.
         self._is_fixed = stage.engine_tokens > 0
         self._reads_lengths = self._device.type == "cpu" and not self._is_fixed
@@ -59,7 +63,8 @@ class StageDrafts:
 
         Drafts have as many tokens, or on a CPU as many as the longest row.  None if nothing is drafted.
         """
-        view, caps = self._view(batch, batch.before + 1), batch.caps(plan)
+        view = self._view(batch, batch.before + 1)
+        caps = batch.caps(plan)
         most = None if caps is None else on_device(caps, torch.int32, self._device)
         draft = self._proposed(batch, view, draft_length, most)
         if self._has_no_tail():
@@ -122,7 +127,8 @@ class StageDrafts:
         tracer = self.stage.tracer
         if tracer is None:
             return
-        before, ones = self._view(batch, batch.before + 1), torch.ones_like(batch.slots, dtype=torch.int32)
+        before = self._view(batch, batch.before + 1)
+        ones = torch.ones_like(batch.slots, dtype=torch.int32)
         view, outcome = self._outcome(batch, ones - 1, ones)
         nothing = Draft.allocate(len(batch.reqs), 0, device=self._device)
         nothing.base_len.copy_(before.lengths)
@@ -176,7 +182,8 @@ class StageDrafts:
 
     def _after_stop(self, batch: Decoding, lengths: Tensor, emitted: Tensor) -> Tensor:
         """Return [B] int32: how many of the `emitted` [B] newest of `lengths` [B] tokens come after a stop."""
-        slots, lengths = batch.slots, lengths.to(torch.int32)
+        slots = batch.slots
+        lengths = lengths.to(torch.int32)
         return self.stops.after(self._table.tokens, slots, slots, lengths, emitted, batch.rows.table)
 
 
@@ -195,7 +202,9 @@ class Counts:
     """
 
     def __init__(self, metrics: SpecMetrics, device_module: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        self._metrics, self._module, self._clock = metrics, device_module, clock
+        self._metrics = metrics
+        self._module = device_module
+        self._clock = clock
         self._newest = tuple(torch.zeros_like(part, device="cpu") for part in metrics.tensors())
         self._coming: tuple[Any, tuple[Tensor, ...]] | None = None
         self._last: Any = None  # the event at the end of the last step
@@ -225,7 +234,8 @@ class Counts:
     def _arrive(self) -> None:
         """Take a copy that has arrived."""
         if self._coming is not None and self._coming[0].query():
-            self._newest, self._coming = self._coming[1], None
+            self._newest = self._coming[1]
+            self._coming = None
 
     def _event(self) -> Any:
         event = self._module.Event()

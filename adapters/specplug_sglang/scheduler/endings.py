@@ -70,7 +70,9 @@ def _count_until_end(req: Any, accepted: int, most: int) -> None:
 
 def _judge_each(original: Callable[..., None], req: Any, start: int) -> None:
     """Show SGLang the output token by token from `start` on, until it ends; all tokens stay in the output."""
-    output, grammar, following = req.output_ids, req.grammar, req.output_ids[start:]
+    output = req.output_ids
+    grammar = req.grammar
+    following = req.output_ids[start:]
     del output[start:]
     while following and not req.finished():
         output.append(following.pop(0))
@@ -96,7 +98,9 @@ def visible_tokens(req: Any) -> int | None:
     """
     from sglang.srt.managers.schedule_batch import FINISH_MATCHED_STR
 
-    prompt, output, reason = len(req.origin_input_ids), req.output_ids_through_stop, req.finished_reason
+    prompt = len(req.origin_input_ids)
+    output = req.output_ids_through_stop
+    reason = req.finished_reason
     matched = getattr(reason, "matched", None)
     if not isinstance(matched, str):
         return prompt + len(output)
@@ -112,7 +116,8 @@ def visible_tokens(req: Any) -> int | None:
 
 
 def _before(req: Any, string: str, *, special: bool = False) -> int | None:
-    params, tokenizer = req.sampling_params, req.tokenizer
+    params = req.sampling_params
+    tokenizer = req.tokenizer
     skip = params.skip_special_tokens and not special
     return tokens_before_stop(
         req.output_ids_through_stop,

@@ -42,7 +42,8 @@ class EngineDrafting(PlannedSteps):
         self, server_args: Any, model_config: Any, *, slots: int, device: torch.device, ranks: RankGroup
     ) -> None:
         super().__init__(server_args, model_config, slots=slots, device=device, rank=ranks.rank)
-        self.method, self._ranks = str(engine_method(server_args)).lower(), ranks
+        self.method = str(engine_method(server_args)).lower()
+        self._ranks = ranks
         self.counts = OutcomeCounts(self.method, self.caps.max_draft_length)
         self.limits: list[int] | None = None
         self.length = self.caps.max_draft_length
@@ -63,7 +64,8 @@ class EngineDrafting(PlannedSteps):
 
     def launched(self, reqs: Sequence[Any]) -> None:
         """Queue a launched step until its results arrive."""
-        step, length = self._launch(reqs, self.length), self.length
+        step = self._launch(reqs, self.length)
+        length = self.length
         limits = self.limits or [length] * len(reqs)
         self._launched.append(LaunchedStep(step, tuple(reqs), tuple([min(length, limit) for limit in limits])))
 
@@ -87,7 +89,8 @@ class EngineDrafting(PlannedSteps):
 
     def _hold(self, reqs: Sequence[Any]) -> None:
         """Note the requests of a step.  One that SGLang retracted starts new figures when it resumes."""
-        before, same = self._held, len(reqs) == len(self._held)
+        before = self._held
+        same = len(reqs) == len(self._held)
         if same and all(req is held for req, (held, _) in zip(reqs, before.values(), strict=True)):
             return
         self._held = {}
@@ -98,7 +101,8 @@ class EngineDrafting(PlannedSteps):
                 known = None
             self._held[req.rid] = known or (req, self._bounds(req).cap)
         self.step_planner.forget(before)
-        most, caps = self.caps.max_draft_length, [cap for _, cap in self._held.values()]
+        most = self.caps.max_draft_length
+        caps = [cap for _, cap in self._held.values()]
         is_limited = any(cap is not None for cap in caps)
         self.limits = [most if cap is None else cap for cap in caps] if is_limited else None
 
@@ -116,7 +120,8 @@ class PlannedWorker(StatesWorker):
 
     def _plans(self, server_args: Any, ranks: RankGroup) -> EngineDrafting:
         runner = self.target_worker.model_runner
-        slots, device = rows_of_pool(server_args), torch.device(runner.device)
+        slots = rows_of_pool(server_args)
+        device = torch.device(runner.device)
         return EngineDrafting(server_args, runner.model_config, slots=slots, device=device, ranks=ranks)
 
     def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -134,7 +139,8 @@ class PlannedWorker(StatesWorker):
 
     def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Verify a step's drafts, no more tokens of each than its request allows."""
-        drafts, limits = batch.spec_info, self.drafting.limits
+        drafts = batch.spec_info
+        limits = self.drafting.limits
         if limits is not None and drafts.draft_token_num > 1:
             allowed = on_device(limits, torch.int64, drafts.retrieve_next_token.device)
             drafts.retrieve_next_token = cut(drafts.retrieve_next_token, allowed)

@@ -66,7 +66,8 @@ class ExtendedWorker(StatesWorker):
 
     def _plans(self, server_args: Any, ranks: RankGroup) -> ProposerDrafting:
         runner = self.target_worker.model_runner
-        slots, tokenizer = rows_of_pool(server_args), getattr(self.target_worker, "tokenizer", None)
+        slots = rows_of_pool(server_args)
+        tokenizer = getattr(self.target_worker, "tokenizer", None)
         how: Any = {"slots": slots, "device": torch.device(runner.device), "rank": ranks.rank, "tokenizer": tokenizer}
         drafting = ProposerDrafting(server_args, runner.model_config, **how)
         drafting.inexact = INEXACT
@@ -93,7 +94,8 @@ class ExtendedWorker(StatesWorker):
         """Let SGLang's drafter draft fewer tokens of a chain than are verified, which SGLang itself does for trees."""
         from sglang.srt.runtime_context import get_context
 
-        drafter, caps = self.draft_worker, self.drafting.caps
+        drafter = self.draft_worker
+        caps = self.drafting.caps
         lengths = {length for n in caps.captured_draft_lengths for length in (n, self.steps_of(n))}
         self.chains = {length: self._chain_of(length) for length in lengths}
         drafter._rebuild_topk1_chain_buffers = self._rebuild_chain
@@ -104,7 +106,8 @@ class ExtendedWorker(StatesWorker):
     def _chain_of(self, length: int) -> tuple[Tensor, Tensor]:
         """Let SGLang build the nodes of chains; see `chains`."""
         drafter = self.draft_worker
-        drafter.speculative_num_steps, drafter.speculative_num_draft_tokens = length, length + 1
+        drafter.speculative_num_steps = length
+        drafter.speculative_num_draft_tokens = length + 1
         drafter._rebuild_topk1_chain_buffers()
         drafter.speculative_num_draft_tokens = self.drafting.caps.max_draft_length + 1
         return drafter._topk1_parents_prealloc, drafter._topk1_score_indices_prealloc
@@ -119,7 +122,10 @@ class ExtendedWorker(StatesWorker):
 
     def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Run one step of a batch, a prefill or drafts and their verification, as SGLang does."""
-        drafting, reqs, slots, before = self.drafting, batch.reqs, batch.req_pool_indices, batch.seq_lens
+        drafting = self.drafting
+        reqs = batch.reqs
+        slots = batch.req_pool_indices
+        before = batch.seq_lens
         if not batch.forward_mode.is_decode():
             drafting.prefills = True
             drafting.admit(reqs)
@@ -127,7 +133,8 @@ class ExtendedWorker(StatesWorker):
             drafting.append_first(reqs, finished_prefills(reqs), slots, before, result.next_token_ids.to(torch.int32))
             return result
         length = drafting.plan(reqs)
-        self._decoding, self._draft = Decoding(reqs, drafting.rows, slots, before, batch.has_grammar), None
+        self._decoding = Decoding(reqs, drafting.rows, slots, before, batch.has_grammar)
+        self._draft = None
         if not length:
             self._drafts.idle(self._decoding)
         result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
@@ -143,7 +150,9 @@ class ExtendedWorker(StatesWorker):
             ids [B, n] int64 and lengths [B] of drafts of at most n = `length` tokens; if lookup cannot run, those of
             the drafter alone, which are then counted as steps without drafts.
         """
-        drafting, step, lacking = self.drafting, self._decoding, self.drafting.caps.engine_tokens - engine_ids.shape[1]
+        drafting = self.drafting
+        step = self._decoding
+        lacking = self.drafting.caps.engine_tokens - engine_ids.shape[1]
         plan = drafting.step_planner.plan
         given = pad(engine_ids, (0, lacking), value=NO_TOKEN) if lacking else engine_ids
         self._draft = self._drafts.propose(step._replace(engine_ids=given), length, plan)
@@ -155,7 +164,9 @@ class ExtendedWorker(StatesWorker):
     def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Verify drafts, append what the rows emit to their texts, and observe."""
         result = super().verify(batch, *args, **kwargs)  # type: ignore[misc]
-        step, emitted, lengths = self._decoding, result.next_token_ids, result.accept_lens
+        step = self._decoding
+        emitted = result.next_token_ids
+        lengths = result.accept_lens
         self._operations.append(self.drafting.table, step.slots, step.before, emitted, result.accept_index, lengths)
         if self._draft is not None:
             self._drafts.observe(step, self._draft, lengths)
@@ -176,7 +187,8 @@ def _build_verify_input(
     **others: Any,
 ) -> Any:
     """Stand around SGLang's `build_eagle_verify_input`: verify the drafts of `ExtendedWorker.continued`."""
-    worker, n = _workers[target_worker], num_draft_tokens - 1
+    worker = _workers[target_worker]
+    n = num_draft_tokens - 1
     ids, lengths = worker.continued(engine_ids, n)
     nodes = [part[: len(ids)] for part in worker.chains[n]]
     others |= {"target_worker": target_worker, "num_draft_tokens": num_draft_tokens, "num_steps": n}

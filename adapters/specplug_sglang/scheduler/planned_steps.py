@@ -101,9 +101,12 @@ class PlannedSteps:
     def __init__(
         self, server_args: Any, model_config: Any, *, slots: int, device: torch.device, rank: int, tokenizer: Any = None
     ) -> None:
-        self.resolved, self.caps = resolved(server_args), engine_caps(server_args)
-        self.rank, self.device = rank, device
-        self.vocab_size, self.max_length = int(model_config.vocab_size), int(model_config.context_len)
+        self.resolved = resolved(server_args)
+        self.caps = engine_caps(server_args)
+        self.rank = rank
+        self.device = device
+        self.vocab_size = int(model_config.vocab_size)
+        self.max_length = int(model_config.context_len)
         self.context = PluginContext(
             caps=self.caps,
             vocab_size=self.vocab_size,
@@ -121,7 +124,8 @@ class PlannedSteps:
         )
         self._launched: deque[LaunchedStep] = deque()
         self._unsettled: VerifiedStep | None = None
-        self._began, self.prefills = 0.0, False
+        self._began = 0.0
+        self.prefills = False
         self.start_costs = StartCosts()
 
     def verified(self, accepted: Sequence[int]) -> None:
@@ -138,7 +142,8 @@ class PlannedSteps:
 
     def settle(self) -> None:
         """Report the newest verified step to the planner, as its ends are known by now."""
-        step, self._unsettled = self._unsettled, None
+        step = self._unsettled
+        self._unsettled = None
         if step is not None:
             self._report(step)
 
@@ -166,13 +171,15 @@ class PlannedSteps:
 
         A prefill queued before the step may still be running when the step begins, so the step is then not timed.
         """
-        timed, self.prefills = not self.prefills, False
+        timed = not self.prefills
+        self.prefills = False
         planner = self.step_planner
         if planner.is_off:
             return UNREPORTED
         if not planner.reads_costs:
             return Launched(planner.plan)
-        rows, context = len(reqs), sum([len(req.origin_input_ids) + len(req.output_ids) for req in reqs])
+        rows = len(reqs)
+        context = sum([len(req.origin_input_ids) + len(req.output_ids) for req in reqs])
         cost = StepCost(rows, rows * (draft_length + 1), context, draft_length, 0.0)
         return planner.launch(self._began, cost, timed=timed)
 

@@ -37,7 +37,8 @@ class RuntimeStates:
     """
 
     def __init__(self, worker: Any, drafting: Any) -> None:
-        self._worker, self._drafting = worker, drafting
+        self._worker = worker
+        self._drafting = drafting
         self._states: dict[int, Any] = {}
 
     def register(self, state: Any) -> None:

@@ -125,8 +125,10 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def _largest_batches(self) -> dict[int, int]:
         """Return the largest batch of each draft length that plans may choose, by nodes per request."""
-        drafting, without = self.drafting, DECODING if self.decodes_plainly else 1
-        most, stage = drafting.table.tokens.shape[0], drafting.step_planner.stage
+        drafting = self.drafting
+        without = DECODING if self.decodes_plainly else 1
+        most = drafting.table.tokens.shape[0]
+        stage = drafting.step_planner.stage
         largest = largest_batches(drafting.caps.captured_draft_lengths, stage.longest_draft, most)
         return {length + 1 if length else without: batch for length, batch in largest.items() if batch}
 
@@ -155,7 +157,8 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def _extend(self, batch: Any, on_publish: Any) -> Any:
         """Run a prefill on the target.  Proposers read prompts at the first step that drafts."""
-        drafting, reqs = self.drafting, batch.reqs
+        drafting = self.drafting
+        reqs = batch.reqs
         drafting.prefills = True
         drafting.admit(reqs)
         result = self.target_worker.forward_batch_generation(batch)
@@ -168,7 +171,9 @@ class SpeculativeWorker(BaseSpecWorker):
     def _decode(self, batch: Any, on_publish: Any) -> Any:
         """Draft and verify, or decode plainly if there is nothing to verify."""
         draft_length = self.drafting.plan(batch.reqs)
-        rows, slots, before = self.drafting.rows, batch.req_pool_indices, batch.seq_lens
+        rows = self.drafting.rows
+        slots = batch.req_pool_indices
+        before = batch.seq_lens
         step = Decoding(batch.reqs, rows, slots, before, batch.has_grammar)
         draft = self._draft(step, draft_length)
         result = self.run_target(batch, step, draft, on_publish)
@@ -192,7 +197,8 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def _draft(self, step: Decoding, draft_length: int) -> Draft | None:
         """Return drafts of B rows, the same on all ranks; None if nothing is drafted."""
-        drafting, ranks = self.drafting, self.ranks
+        drafting = self.drafting
+        ranks = self.ranks
         if not (ranks.is_alone or drafting.reads_lengths):
             draft_length = ranks.agree(draft_length)
         draft = None
@@ -211,14 +217,17 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def _verify(self, batch: Any, step: Decoding, draft: Draft | None, on_publish: Any) -> Any:
         """Let the target verify drafts, or without drafts the newest token of each row."""
-        drafting, slots, before = self.drafting, step.slots, step.before
+        drafting = self.drafting
+        slots = step.slots
+        before = step.before
         given = Draft.allocate(len(batch.reqs), 0, device=self.device) if draft is None else draft
         places = self.req_to_token_pool.req_to_token
         verified = self._operations.verification(given, drafting.table, slots, before, places)
         nodes = verified.nodes
         n = given.draft_length + 1
         with self.draft_lengths.using(n):
-            backend, mask = self.model_runner.attn_backend, None
+            backend = self.model_runner.attn_backend
+            mask = None
             if attention.reads_mask(backend, trees=drafting.caps.trees):
                 mask = attention.mask_of(batch, nodes, drafting.max_length)
             prepare(batch, verified, mask, keeps_states=self._keeps_states)
@@ -270,7 +279,8 @@ class SpeculativeWorker(BaseSpecWorker):
 
 def refuse_larger_pool(pool: Any, table: TokenTable) -> None:
     """Refuse a request pool with more rows than the token table (`EngineError`)."""
-    rows, expected = pool.req_to_token.shape[0], table.tokens.shape[0]
+    rows = pool.req_to_token.shape[0]
+    expected = table.tokens.shape[0]
     if rows > expected:
         raise EngineError.build(
             "SGLang's request pool is larger than its settings say",

@@ -186,7 +186,8 @@ def count_lossy(server_args: Any) -> None:
 
 def _sampled(original: Callable[..., None], **given: Any) -> None:
     original(**given)
-    single, acc = given["threshold_single"], given["threshold_acc"]
+    single = given["threshold_single"]
+    acc = given["threshold_acc"]
     if single < 1 or acc < 1:
         names = ("target_probs", "candidates", "accept_index", "accept_token_num")
         accepted = given["accept_token_num"]
@@ -219,7 +220,8 @@ def departed(
         accept_index: [B, d] int32, the accepted nodes from the root on, as indices into the B * n nodes.
         num_accepted: [B] int32, accepted draft tokens.
     """
-    parents, children = accept_index[:, :-1].long(), accept_index[:, 1:].long()
+    parents = accept_index[:, :-1].long()
+    children = accept_index[:, 1:].long()
     inside = torch.arange(children.shape[1], device=children.device) < num_accepted[:, None]
     tokens = candidates.flatten()[torch.where(inside, children, 0)].long()
     p = target_probs.flatten(0, 1)[torch.where(inside, parents, 0), tokens]

@@ -45,17 +45,21 @@ class DraftLengths:
     """
 
     def __init__(self, model_runner: Any, widest: int) -> None:
-        self._runner, self._widest = model_runner, widest
+        self._runner = model_runner
+        self._widest = widest
         self._built: dict[int, Machinery] = {}
-        self._buffers, self._limits = GraphBuffers(), ExitStack()
-        self.seconds, self.bytes_taken = 0.0, 0
+        self._buffers = GraphBuffers()
+        self._limits = ExitStack()
+        self.seconds = 0.0
+        self.bytes_taken = 0
 
     def limit_engine(self, nodes: Mapping[int, int]) -> None:
         """Let SGLang capture the maximum for the batches that need it, until `prepare`; arguments as there.
 
         SGLang sizes the logits that all graphs write by the maximum and the largest batch, so they are limited too.
         """
-        config, wanted = get_exec().graph.cuda_graph_config, {self._widest: 0, **nodes}
+        config = get_exec().graph.cuda_graph_config
+        wanted = {self._widest: 0, **nodes}
         if not nodes or config is None or not config.decode.bs:
             return
         rows = max(max(n, 1) * (needed_batches(config.decode.bs, most) or [0])[-1] for n, most in wanted.items())
@@ -76,7 +80,8 @@ class DraftLengths:
         self._buffers.share(self._runner.attn_backend)
         for n in sorted(nodes, key=lambda n: max(n, 1) * nodes[n], reverse=True):
             if n != self._widest and n not in self._built and (n != DECODING or self._captures):
-                began, free = perf_counter(), self._free()
+                began = perf_counter()
+                free = self._free()
                 with _as_if_batches_ended_at(nodes[n]):
                     self._built[n] = self._build(n, captured=True)
                 self.seconds += perf_counter() - began
@@ -94,9 +99,11 @@ class DraftLengths:
             return
         if n not in self._built:
             self._built[n] = self._build(n, captured=False)
-        runner, mine = self._runner, self._built[n]
+        runner = self._runner
+        mine = self._built[n]
         default = (runner.attn_backend, runner.decode_cuda_graph_runner)
-        runner.attn_backend, runner.decode_cuda_graph_runner = mine.attention, mine.graphs
+        runner.attn_backend = mine.attention
+        runner.decode_cuda_graph_runner = mine.graphs
         try:
             yield
         finally:

@@ -89,7 +89,8 @@ def append_kernel(  # type: ignore[no-untyped-def]
 ):
     """Append one row's emitted tokens."""
     row = tl.program_id(0).to(tl.int64)
-    cached, count = tl.load(before + row), tl.load(accept_lens + row)
+    cached = tl.load(before + row)
+    count = tl.load(accept_lens + row)
     slot = tl.load(slots + row).to(tl.int64)
     place = tl.arange(0, BLOCK)
     index = tl.load(accept_index + row * n_count + place, mask=place < n_count, other=-1)
@@ -142,7 +143,8 @@ def append(
     """Append what verification accepted, by one kernel, like `trees.append`; emitted tokens beyond a count are 0."""
     rows, n = accept_index.shape
     emitted = torch.empty(rows * n, dtype=predict.dtype, device=predict.device)
-    new_seq_lens, last = torch.empty_like(before), torch.empty(rows, dtype=torch.int32, device=predict.device)
+    new_seq_lens = torch.empty_like(before)
+    last = torch.empty(rows, dtype=torch.int32, device=predict.device)
     _APPEND(
         (rows, 1, 1),
         predict.contiguous(),

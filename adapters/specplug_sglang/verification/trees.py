@@ -125,7 +125,8 @@ def verification(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor,
 
 def nodes(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor) -> Nodes:
     """Return the nodes of a draft; arguments as in `verification`."""
-    last, lengths = table.tokens[slots, before].long()[:, None], draft.lengths[:, None]
+    last = table.tokens[slots, before].long()[:, None]
+    lengths = draft.lengths[:, None]
     place = torch.arange(draft.draft_length + 1, device=slots.device)
     inside = place[:-1] < lengths
     tokens = torch.cat([last, torch.where(inside, draft.token_ids.long(), last)], 1)

@@ -90,8 +90,10 @@ class SpecplugEndpoints:
 def _server(engine_client: Any) -> routes.OperatedServer:
     import vllm
 
-    cores, model = engine_client.engine_core, engine_client.vllm_config.model_config
-    settings, tokenizer = required(engine_client.vllm_config).settings, None
+    cores = engine_client.engine_core
+    model = engine_client.vllm_config.model_config
+    settings = required(engine_client.vllm_config).settings
+    tokenizer = None
     reads_texts = settings.corpora.store is not None or settings.trace.path is not None
     if reads_texts and not model.skip_tokenizer_init:
         from vllm.tokenizers import cached_tokenizer_from_config

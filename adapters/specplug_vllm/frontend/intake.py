@@ -104,7 +104,8 @@ def _process_inputs(
 async def _add_request(
     original: Callable[..., Any], engine: Any, request_id: Any, prompt: Any, params: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    parser, client = _parser(engine), clients.current()
+    parser = _parser(engine)
+    client = clients.current()
     if parser is not None and arguments.are_given(_extra_args(params)):
         copies = getattr(params, "n", None) or 1
         params = _with_extra_args(params, await parser.admitted(params.extra_args, client, copies))
@@ -124,9 +125,11 @@ async def _check_model(original: Callable[..., Any], serving: Any, request: Any)
     parser = _parser(serving)
     if refusal is not None or parser is None:
         return refusal
-    holder, name = request, "vllm_xargs"
+    holder = request
+    name = "vllm_xargs"
     if not hasattr(request, "to_sampling_params"):
-        holder, name = getattr(request, "sampling_params", None), "extra_args"
+        holder = getattr(request, "sampling_params", None)
+        name = "extra_args"
     given: Any = getattr(holder, name, None)
     prediction = getattr(request, "prediction", None)  # OpenAI's field, which vLLM keeps and does not use
     if prediction is not None and holder is request:
@@ -185,7 +188,8 @@ def _generate(
     original: Callable[..., AsyncIterator[Any]], engine: Any, *args: Any, **kwargs: Any
 ) -> AsyncIterator[Any]:
     """Let a prediction's counts take in the tokens of its completions."""
-    outputs, of_request = original(engine, *args, **kwargs), predicted.current()
+    outputs = original(engine, *args, **kwargs)
+    of_request = predicted.current()
     return outputs if of_request is None or not of_request.details() else _counted(outputs, of_request)
 
 

@@ -94,7 +94,9 @@ class TokenTexts:
         """Return the text of each token of the next piece, which join to its text; None if tokens and text differ."""
         if self._backend is None:
             return None
-        lag, decoded, ends = len(self._held_back), self._held_back, [0]
+        lag = len(self._held_back)
+        decoded = self._held_back
+        ends = [0]
         try:
             for token in token_ids:
                 decoded += self._stream.step(self._backend, token) or ""

@@ -29,7 +29,8 @@ class StructuredOutputState(MaskState):
         self, grammar: Any, name: str, vocab_size: int, canonical: JumpForwardTokenizer | None, tail: Sequence[int]
     ) -> None:
         super().__init__(vocab_size, canonical, tail)
-        self._grammar, self._name = grammar, name
+        self._grammar = grammar
+        self._name = name
 
     def _fill(self) -> None:
         self._grammar.fill_bitmask(self._mask, 0)

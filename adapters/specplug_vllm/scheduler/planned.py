@@ -46,7 +46,8 @@ class PlanningMixin:
         seams.require("scheduler")
         super().__init__(*args, **kwargs)
         self.built_with = args, kwargs
-        found, longest = required(self.vllm_config), int(self.vllm_config.model_config.max_model_len)
+        found = required(self.vllm_config)
+        longest = int(self.vllm_config.model_config.max_model_len)
         self._rules = DraftRules(self.vllm_config)
 
         def bounds(request: Any) -> Bounds:
@@ -86,7 +87,8 @@ class PlanningMixin:
         if self._rules.runner == "v1":
             for request in self.running:
                 self._rules.cut(request)
-        widest, self.num_spec_tokens = self.num_spec_tokens, min(self._row_length, self._most_placeholders)
+        widest = self.num_spec_tokens
+        self.num_spec_tokens = min(self._row_length, self._most_placeholders)
         try:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
@@ -144,7 +146,8 @@ class PlanningMixin:
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         """Make the plan before vLLM decides how many draft tokens to expect from the step."""
-        planner, scheduled = self.step_planner, scheduler_output.num_scheduled_tokens
+        planner = self.step_planner
+        scheduled = scheduler_output.num_scheduled_tokens
         planner.forget(scheduler_output.finished_req_ids)
         if planner.reads_costs:
             # vLLM also runs steps without any request, whose drafts are no evidence.
@@ -167,7 +170,8 @@ class PlanningMixin:
     def _launch(self, scheduler_output: Any) -> Launched:
         """Record the beginning of a step."""
         scheduled = scheduler_output.num_scheduled_tokens
-        tokens, context = sum(scheduled.values()), sum(scheduler_output.scheduled_cached_reqs.num_computed_tokens)
+        tokens = sum(scheduled.values())
+        context = sum(scheduler_output.scheduled_cached_reqs.num_computed_tokens)
         drafts = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
         prompts = tokens - len(scheduled) - drafts
         cost = StepCost(len(scheduled), tokens, context, self._row_length, 0.0, prompts)

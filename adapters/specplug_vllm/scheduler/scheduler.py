@@ -50,11 +50,13 @@ class Endings:
 
     def take(self) -> dict[str, Ending]:
         """Return the endings since the last call, by request id."""
-        taken, self.newest = self.newest, {}
+        taken = self.newest
+        self.newest = {}
         return taken
 
     def _ending(self, request: Any) -> Ending:
-        params, aborted = request.sampling_params, request.status == RequestStatus.FINISHED_ABORTED
+        params = request.sampling_params
+        aborted = request.status == RequestStatus.FINISHED_ABORTED
         if params is None or request.status not in _KNOWN:
             return Ending(aborted)
         if not params.stop or self._tokenizer is None:
@@ -125,7 +127,8 @@ class _DraftingMixin(PlanningMixin):
             for new in scheduler_output.scheduled_new_reqs
             if (request := self.requests[new.req_id]).cache_salt
         }
-        endings, events = self._endings.take(), tuple(self._events)
+        endings = self._endings.take()
+        events = tuple(self._events)
         grammars = self._grammars.take(scheduler_output.num_scheduled_tokens)
         if plan.caps:
             plan = replace(plan, caps=self.step_planner.policy_caps() if self._pads else {})

@@ -107,7 +107,8 @@ class _Timed:
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         """Record what the step cost."""
-        ended, (began, work) = perf_counter(), self._launched.popleft()
+        ended = perf_counter()
+        began, work = self._launched.popleft()
         self.steps.append(StepCost(*work, seconds=ended - max(began, self._ended)))
         self._ended = ended
         return super().update_from_output(*args, **kwargs)  # type: ignore[misc]

@@ -42,11 +42,16 @@ _LOSSY = (
 
 def launch_of(vllm_config: Any) -> Launch:
     """Return the launch of a configuration that enables specplug."""
-    found, spec, scheduler = required(vllm_config), vllm_config.speculative_config, vllm_config.scheduler_config
-    runner, method, lossy = runner_of(vllm_config), engine_method(vllm_config), lossy_method(vllm_config)
+    found = required(vllm_config)
+    spec = vllm_config.speculative_config
+    scheduler = vllm_config.scheduler_config
+    runner = runner_of(vllm_config)
+    method = engine_method(vllm_config)
+    lossy = lossy_method(vllm_config)
     extended = extended_method(vllm_config)
     scheduling = "async" if scheduler.async_scheduling else "synchronous"
-    most, requests = spec.num_speculative_tokens, scheduler.max_num_seqs
+    most = spec.num_speculative_tokens
+    requests = scheduler.max_num_seqs
     ok: list[str] = []
     advice = [
         CheckResult("ok", f"runs on the {runner.upper()} runner, {scheduling} scheduling, up to {most} draft tokens"),

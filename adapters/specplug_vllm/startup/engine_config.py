@@ -192,7 +192,8 @@ def implied(given: dict[str, Any] | None, additional_config: Any) -> dict[str, A
     Raises:
         SettingsError: the section is invalid.
     """
-    section, named = section_of(additional_config), given or {}
+    section = section_of(additional_config)
+    named = given or {}
     has_section = isinstance(additional_config, dict) and SECTION in additional_config
     if not has_section or section.get("proposer") == ENGINE_DRAFTER:
         return given

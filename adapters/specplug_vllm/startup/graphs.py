@@ -52,7 +52,8 @@ def require_lengths_on_v1(vllm_config: Any) -> None:
     own = engine_method(vllm_config) or extended_method(vllm_config)
     if own is None or runner_of(vllm_config) == "v2":
         return
-    spec, largest = vllm_config.speculative_config, vllm_config.scheduler_config.max_num_seqs
+    spec = vllm_config.speculative_config
+    largest = vllm_config.scheduler_config.max_num_seqs
     if not spec.num_speculative_tokens_per_batch_size and vllm_config.parallel_config.data_parallel_size == 1:
         spec.num_speculative_tokens_per_batch_size = [(1, largest, spec.num_speculative_tokens)]
 
@@ -84,7 +85,8 @@ def set_capture_lengths(vllm_config: Any) -> None:
     drafter keeps the configured one.  Data-parallel ranks that step together have one length; vLLM drops the list of a
     launch with data parallelism before this is called, although the ranks of a dense model are engines of their own.
     """
-    spec, largest = vllm_config.speculative_config, vllm_config.scheduler_config.max_num_seqs
+    spec = vllm_config.speculative_config
+    largest = vllm_config.scheduler_config.max_num_seqs
     if spec.num_speculative_tokens_per_batch_size or ranks_step_together(vllm_config):
         return
     lengths = (lengths_up_to if proposes(vllm_config) else lengths_dividing)(spec.num_speculative_tokens)
@@ -106,7 +108,8 @@ def captured(vllm_config: Any) -> dict[int, int]:
     """Return the draft lengths with full CUDA graphs, descending, and the most requests covered at each."""
     if not _captures_by_length(vllm_config):
         return {}
-    spec, largest = vllm_config.speculative_config, vllm_config.scheduler_config.max_num_seqs
+    spec = vllm_config.speculative_config
+    largest = vllm_config.scheduler_config.max_num_seqs
     named = spec.num_speculative_tokens_per_batch_size or [(1, largest, spec.num_speculative_tokens)]
     lengths = {min(int(length), spec.num_speculative_tokens) for first, _, length in named if first <= largest}
     tokens = vllm_config.compilation_config.max_cudagraph_capture_size or 0
@@ -134,17 +137,20 @@ def _fit_sizes(vllm_config: Any) -> None:
     The largest multiple that a full batch exceeds at each length is added, as a size for more requests than a server
     holds is not captured.
     """
-    spec, compilation = vllm_config.speculative_config, vllm_config.compilation_config
+    spec = vllm_config.speculative_config
+    compilation = vllm_config.compilation_config
     if not spec.num_speculative_tokens_per_batch_size or not _captures_by_length(vllm_config):
         return
-    tokens, scheduler = spec.num_speculative_tokens + 1, vllm_config.scheduler_config
+    tokens = spec.num_speculative_tokens + 1
+    scheduler = vllm_config.scheduler_config
     sizes = {-(-size // tokens) * tokens for size in compilation.cudagraph_capture_sizes}
     for _, _, length in spec.num_speculative_tokens_per_batch_size:
         sizes.add(scheduler.max_num_seqs * (length + 1) // tokens * tokens)
     most = min(scheduler.max_num_batched_tokens, compilation.max_cudagraph_capture_size)
     fitting = sorted(size for size in sizes if 0 < size <= most)
     if fitting:
-        compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size = fitting, fitting[-1]
+        compilation.cudagraph_capture_sizes = fitting
+        compilation.max_cudagraph_capture_size = fitting[-1]
         compilation.post_init_cudagraph_sizes()
 
 

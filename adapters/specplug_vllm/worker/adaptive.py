@@ -43,7 +43,8 @@ def _our_manager(original: Callable[..., Any], **found: Any) -> Any:
     if has_any_graphs(vllm_config):
         original(**found)  # raises if a backend or its graphs cannot; the manager it returns is dropped
     else:  # vLLM's check without the one of graphs
-        groups, names = found["attn_groups"], found.get("target_layer_names")
+        groups = found["attn_groups"]
+        names = found.get("target_layer_names")
         backend = get_query_lens_mismatch_unsupported_backend(groups, checked_layer_names=names)
         if backend is not None:
             what = f"attention backend {backend}, which plans from query lengths on the host"
@@ -141,7 +142,8 @@ class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
         On several ranks the output of rank 0 takes them to the scheduler.
         """
         found = self.admitted, self.profiled
-        self.admitted, self.profiled = 0, ()
+        self.admitted = 0
+        self.profiled = ()
         return found
 
     def _survival(self, drafts: dict[str, int]) -> Any:

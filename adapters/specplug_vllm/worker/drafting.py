@@ -140,10 +140,14 @@ class Drafting:
 
     def __init__(self, vllm_config: Any, device: torch.device, rank: int) -> None:
         found = required(vllm_config)
-        self.resolved, self.rank, self.device = found, rank, device
+        self.resolved = found
+        self.rank = rank
+        self.device = device
         context = plugin_context(vllm_config, found.settings.seed, device=device, rank=rank)
-        self.caps, self.vocab_size = context.caps, context.vocab_size
-        self.max_slots, self.max_length = context.max_slots, context.max_length
+        self.caps = context.caps
+        self.vocab_size = context.vocab_size
+        self.max_slots = context.max_slots
+        self.max_length = context.max_length
         self.rules = DraftRules(vllm_config)
         self.text_of: Callable[[str], Tokens] = lambda _: ()
         self.stage: DraftStage = build_draft_stage(

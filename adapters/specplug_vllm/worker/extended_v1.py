@@ -35,8 +35,10 @@ class ExtendedProposer(V1Proposer):
 
     def __init__(self, runner: Any) -> None:
         seams.require("extended v1")
-        config, self._drafter = runner.vllm_config, runner.drafter
-        self._most, self._several_ranks = engine_tokens(config), config.parallel_config.tensor_parallel_size > 1
+        config = runner.vllm_config
+        self._drafter = runner.drafter
+        self._most = engine_tokens(config)
+        self._several_ranks = config.parallel_config.tensor_parallel_size > 1
         self._engine_ids = torch.zeros(config.scheduler_config.max_num_seqs, self._most, dtype=torch.int32)
         self._newest: Tensor | None = None
         self._from_engine: list[int] = []
@@ -55,7 +57,9 @@ class ExtendedProposer(V1Proposer):
 
     def extend(self, runner: Any, output: Any) -> None:
         """Replace the drafts of a step whose `output` is ready, on the rank that drafts."""
-        ids, self._newest, self._from_engine = self._newest, None, []
+        ids = self._newest
+        self._newest = None
+        self._from_engine = []
         if self.drafting is None or not hasattr(output, "sampled_token_ids"):
             return
         if ids is None:  # a text of the batch is too long for the drafter

@@ -27,7 +27,8 @@ class ExtendedSpeculator(Speculator):
 
     def __init__(self, runner: Any) -> None:
         seams.require("extended v2")
-        config, engine = runner.vllm_config, runner.speculator
+        config = runner.vllm_config
+        engine = runner.speculator
         most, longest = engine_tokens(config), engine.num_speculative_steps
         several_ranks = config.parallel_config.tensor_parallel_size > 1  # which run the same passes
         self._drafted: Tensor = engine.draft_tokens
@@ -62,7 +63,8 @@ class ExtendedSpeculator(Speculator):
         """Return [B, K] int64 draft ids that continue the newest ones of vLLM's drafter; see `Speculator.propose`."""
         ids: Tensor = super().propose(input_batch, *args, **kwargs)
         if self._engine_logits is not None and not self._is_idle:
-            temperature, from_engine = args[8], self._from_engine[: ids.shape[0]]
+            temperature = args[8]
+            from_engine = self._from_engine[: ids.shape[0]]
             state_one_hot(self._engine_logits, input_batch.idx_mapping, ids, from_engine, temperature)
         return ids
 

@@ -40,7 +40,8 @@ def execute_model(original: Method, runner: Any, scheduler_output: Any, *args: A
     if not isinstance(drafting, Drafting) or is_warmup(runner, scheduler_output):
         result = original(runner, scheduler_output, *args, **kwargs)
     else:
-        metadata, allocator = step_metadata.of(scheduler_output), drafting.allocator
+        metadata = step_metadata.of(scheduler_output)
+        allocator = drafting.allocator
         for kind in metadata.events:
             drafting.on_engine_event(kind)
         for request_id in sorted(scheduler_output.finished_req_ids):
@@ -197,7 +198,8 @@ def _sleeps(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _wakes(original: Method, worker: Any, tags: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Memory may come back in parts: proposers are notified once all of it is back."""
-    result, drafting = original(worker, tags, *args, **kwargs), drafting_of(worker.model_runner)
+    result = original(worker, tags, *args, **kwargs)
+    drafting = drafting_of(worker.model_runner)
     if drafting is not None and drafting.released:
         drafting.released -= frozenset(tags or _MEMORY)
         if not drafting.released:

@@ -83,8 +83,11 @@ def engine_status(core: Any) -> dict[str, Any]:
 
     With vLLM's own drafter the scheduler counts the results of drafts, and no worker has a status.
     """
-    config, step_planner = core.vllm_config, core.scheduler.step_planner
-    caps, method, drafter = engine_caps(config), engine_method(config), {}
+    config = core.vllm_config
+    step_planner = core.scheduler.step_planner
+    caps = engine_caps(config)
+    method = engine_method(config)
+    drafter = {}
     if method is not None:
         drafter = {"engine_drafter": method, "metrics": core.scheduler.counts.snapshot({}).as_dict()}
     return {

@@ -135,10 +135,12 @@ class V1Proposer:
     ) -> None:
         """Write down what the step emitted and rejected; `_rows` wraps the runner's arrays, which it keeps."""
         assert self.drafting is not None
-        size, scheduled = len(names), self.drafting.scheduled
+        size = len(names)
+        scheduled = self.drafting.scheduled
         if self._wrapped != (id(num_tokens), id(table), size):
             self._rows = self._wrap(size, num_tokens, table)
-        emitted, rejected = self._emitted[:size], self._rejected[:size]
+        emitted = self._emitted[:size]
+        rejected = self._rejected[:size]
         emitted[:] = list(map(len, sampled))
         rejected[:] = 0
         if scheduled:

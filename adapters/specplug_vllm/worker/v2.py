@@ -58,7 +58,8 @@ class Speculator(BaseSpeculator):
         self._states = req_states
         rank, self._broadcast = ranks()
         self.verifier = verifier.build(vllm_config, device)
-        slots, spec = vllm_config.scheduler_config.max_num_seqs, vllm_config.speculative_config
+        slots = vllm_config.scheduler_config.max_num_seqs
+        spec = vllm_config.speculative_config
         self.enable_adaptive_verification = cuts_on_device(vllm_config)
         self._sent, self._out, self.draft_token_confidence_probs = buffers(
             slots, spec.num_speculative_tokens, device, together=self.enable_adaptive_verification
@@ -180,7 +181,8 @@ class Speculator(BaseSpeculator):
     ) -> None:
         """Draft for a batch, or receive rank 0's drafts for it; see `propose`."""
         size = input_batch.num_reqs
-        drafting, facts = self.drafting, self._facts
+        drafting = self.drafting
+        facts = self._facts
         if drafting is not None and (facts is None or not facts.hold(drafting.allocator, input_batch.req_ids)):
             facts = self._facts = RowFacts(drafting.allocator, input_batch.req_ids)
         if self._is_idle and self._skips(input_batch):

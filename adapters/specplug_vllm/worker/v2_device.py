@@ -30,7 +30,8 @@ class DeviceDrafting:
     def __init__(
         self, drafting: Drafting, logits: Tensor | None, like: tuple[EngineRows, DraftOutputs, Tensor]
     ) -> None:
-        self._drafting, self._logits = drafting, logits
+        self._drafting = drafting
+        self._logits = logits
         self._kept: tuple[RowFacts, Tensor | None] | None = None
         self.steps: DeviceSteps | None = None
         launches = launches_for(drafting.device)
@@ -77,7 +78,8 @@ class DeviceDrafting:
         if not facts.names or (self.steps is not None and self._logits is None):
             return report
         engine = kept_of(engine, kept)
-        slots, padded = engine.idx_mapping, outputs.ids if kept is None else outputs.ids[kept]
+        slots = engine.idx_mapping
+        padded = outputs.ids if kept is None else outputs.ids[kept]
         if self.steps is None:
             draft = self._drafting.step(*self._drafting.verified(facts, engine, slots, temperature[slots]))
             _write(draft, outputs, padded, kept)
@@ -94,7 +96,8 @@ class DeviceDrafting:
 
 def _write(draft: Draft, outputs: DraftOutputs, padded: Tensor, kept: Tensor | None) -> None:
     """Write ids, also to `padded`, the ids of the rows `kept`, confidences, and numbers of the engine's own tokens."""
-    length, confidence = draft.draft_length, outputs.confidence
+    length = draft.draft_length
+    confidence = outputs.confidence
     rows = slice(None) if kept is None else kept
     assert confidence is not None
     padded[:, :length] = torch.where(draft.mask(), draft.token_ids.long(), padded[:, :length])
@@ -123,7 +126,8 @@ def write_logits(buffer: Tensor, slots: Tensor, draft: Draft, temperature: Tenso
         token_ids: [B, K] int64, the padded drafts.
     """
     floor = (UNLIKELY * temperature.clamp(min=1.0))[:, None, None]
-    stated, draft_length = draft.draft_logits, 0
+    stated = draft.draft_logits
+    draft_length = 0
     is_stated = torch.zeros(token_ids.shape, dtype=torch.bool, device=buffer.device)
     if stated is not None:
         draft_length = draft.draft_length

@@ -49,7 +49,8 @@ class ServerVerifier:
     """
 
     def __init__(self, plugin: Verifier, lossless: bool, engine_seed: int) -> None:
-        self.plugin, self.lossless = plugin, lossless
+        self.plugin = plugin
+        self.lossless = lossless
         # A separate stream: the engine and the plug-ins seed theirs with the configured seeds directly.
         digest = hashlib.blake2b(f"specplug verifier {engine_seed}".encode(), digest_size=8).digest()
         self._entropy = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))

@@ -37,7 +37,9 @@ class V1Decision:
     """
 
     def __init__(self, runner: Any, verifier: ServerVerifier, drafting: Drafting | None) -> None:
-        self._runner, self._verifier, self._drafting = runner, verifier, drafting
+        self._runner = runner
+        self._verifier = verifier
+        self._drafting = drafting
 
     def __call__(self, original: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Return the emitted tokens of B requests with T draft tokens, [B, N + 1] int32, padded with -1.
@@ -57,7 +59,8 @@ class V1Decision:
         bases = torch.from_numpy(batch.num_tokens_no_spec[: batch.num_reqs]).to(target_logits.device)
         draft = _draft(token_ids, ends, draft_length, draft_probs, bases)
         seeds = self._seeds(len(counts), metadata.generators).to(target_logits.device)
-        target, sampling = _target(target_logits, ends, bonus_token_ids), _sampling(metadata, bases)
+        target = _target(target_logits, ends, bonus_token_ids)
+        sampling = _sampling(metadata, bases)
         if chosen is None:
             return self._verifier.verify(draft, target, sampling, seeds).token_ids
         rows = torch.tensor([options is not None for options in chosen]).to(seeds.device)
@@ -102,7 +105,8 @@ def _draft(token_ids: Tensor, ends: Tensor, draft_length: int, draft_probs: Tens
 
 def _target(logits: Tensor, ends: Tensor, bonus_token_ids: Tensor) -> TargetLogits:
     """Append to each row's draft positions the one-hot logits of its bonus token."""
-    total, rows = len(logits), len(ends)
+    total = len(logits)
+    rows = len(ends)
     flat = torch.arange(total, device=logits.device)
     full = logits.new_full((total + rows, logits.shape[1]), -torch.inf)
     full[flat + torch.searchsorted(ends, flat.to(ends.dtype), right=True)] = logits

@@ -62,8 +62,10 @@ class SeededDecision:
     """
 
     def __init__(self, sampler: Any, others: V2Decision | None) -> None:
-        self._states, self._use_fp64 = sampler.sampling_states, bool(sampler.use_fp64_gumbel)
-        self._others, self._rows = others, np.zeros(0, bool)
+        self._states = sampler.sampling_states
+        self._use_fp64 = bool(sampler.use_fp64_gumbel)
+        self._others = others
+        self._rows = np.zeros(0, bool)
 
     def begin(self, slots: Any) -> None:
         """Note which rows of the next call, by their slots (numpy), have a request with a seed that is not greedy."""
@@ -134,7 +136,8 @@ def kept(drawn: Tensor, draft_sampled: Tensor, cu_num_logits: Tensor, draft_leng
         [B, K + 1] int64, of which a row's number of tokens, [B] int32, are emitted.
     """
     places = torch.arange(draft_length + 1, device=drawn.device)
-    starts, lengths = cu_num_logits[:-1, None], cu_num_logits.diff()[:, None]
+    starts = cu_num_logits[:-1, None]
+    lengths = cu_num_logits.diff()[:, None]
     index = (starts + places).clamp_(max=len(drawn) - 1)
     tokens = drawn[index]
     fits = (tokens[:, :-1] == draft_sampled[index[:, 1:]]) & (places[1:] < lengths)
@@ -150,8 +153,10 @@ class V2Decision:
 
     def __init__(self, verifier: ServerVerifier, drafting: Drafting | None) -> None:
         self.all_greedy = False
-        self._verifier, self._drafting = verifier, drafting
-        self._known, self._requested = -1, False
+        self._verifier = verifier
+        self._drafting = drafting
+        self._known = -1
+        self._requested = False
 
     def __call__(self, original: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return the tokens that each of B rows emits, [B, K + 1] int64, and their number, [B] int32.
@@ -166,7 +171,8 @@ class V2Decision:
         temperature, seed, num_speculative_steps = args[8:11]
         if not self._verifier.lossless and not self._is_requested():
             return original(*args, **kwargs)  # type: ignore[no-any-return]
-        slots, starts = idx_mapping.long(), cu_num_logits[:-1].long()
+        slots = idx_mapping.long()
+        starts = cu_num_logits[:-1].long()
         most = min(num_speculative_steps, len(target_logits) - len(slots))  # longest possible draft
         positions = torch.arange(most, device=slots.device)
         index = starts[:, None] + 1 + positions

@@ -27,7 +27,8 @@ LENGTHS, ROOM, KNOWN, NUM_NEW, LIMITS, COUNTED, TAKEN, BASE, *_VERDICT = map(
 """Rows of `DeviceColumns.counts`."""
 PROPOSED, VERIFIED, ACCEPTED, _, EMITTED, AFTER_STOP = _VERDICT
 
-ROW_COUNTS, FATES = tl.constexpr(3), tl.constexpr(6)
+ROW_COUNTS = tl.constexpr(3)
+FATES = tl.constexpr(6)
 """Figures per source, and per source and position, that `SpecMetrics` counts."""
 
 

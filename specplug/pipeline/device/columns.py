@@ -143,7 +143,8 @@ class DeviceState(NamedTuple):
     @classmethod
     def of(cls, stage: DraftStage, table: Tensor, stopped: Tensor) -> DeviceState:
         """Return the state of a stage with one proposer; `table` and `stopped` as above."""
-        runner, store = stage.runners[0], stage.in_flight.store
+        runner = stage.runners[0]
+        store = stage.in_flight.store
         found = (table, stopped, runner.ingested, runner.generations, stage.in_flight.heads)
         return cls(*found, store.token_ids, store.confidence, *stage.metrics.tensors())
 
@@ -165,7 +166,8 @@ class DraftSums(NamedTuple):
     def allocate(cls, stage: DraftStage) -> DraftSums:
         """Return zeros for the drafts of a stage."""
         buffer = stage.runners[0].buffer
-        places, pinned = buffer.draft_length + 2, buffer.device.type == "cuda"
+        places = buffer.draft_length + 2
+        pinned = buffer.device.type == "cuda"
         records = torch.zeros(RECORDS, places, dtype=torch.int64, pin_memory=pinned)
         return cls(torch.zeros(places + 1, dtype=torch.int64, device=buffer.device), records)
 

@@ -19,7 +19,8 @@ from specplug.pipeline.expected import UNIT
 
 ENDED, OF_ENGINE, ROWS = map(tl.constexpr, (columns.ENDED, columns.OF_ENGINE, columns.ROWS))
 """Entries of `DraftSums.sums`."""
-SURVIVAL_UNIT, STEP = tl.constexpr(float(UNIT)), tl.constexpr(columns.STEP)
+SURVIVAL_UNIT = tl.constexpr(float(UNIT))
+STEP = tl.constexpr(columns.STEP)
 RECORDS = tl.constexpr(columns.RECORDS)
 
 

@@ -112,7 +112,8 @@ def finish(
         adds: whether the survival of the drafts is added, as it is before they are cut to the plan.
         step: number of the step, from 1 on, whose record is written; 0 for none.
     """
-    most, (out, confidence, *_, from_engine) = state.ids.shape[1], outputs
+    most = state.ids.shape[1]
+    out, confidence, *_, from_engine = outputs
     assert confidence is not None
     record = Finish(
         idx_mapping=idx_mapping.contiguous(),

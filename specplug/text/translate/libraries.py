@@ -61,7 +61,8 @@ def _inside(tokenizer: Any) -> Iterator[Any]:
 
 
 def _mistral_tekken(name: str, library: Any, eos_id: int | None) -> Vocabulary:
-    size, specials = library.n_words, set(library.special_ids)
+    size = library.n_words
+    specials = set(library.special_ids)
     controls = {token: str(library.id_to_piece(token)) for token in sorted(specials)}
     pieces = tuple(b"" if token in specials else _tekken_bytes(library, token) for token in range(size))
     return Vocabulary(
@@ -178,7 +179,9 @@ def _is_control(added: Mapping[str, Any]) -> bool:
 def _hugging_face(name: str, library: Any, eos_id: int | None) -> Vocabulary:
     found = _Description(json.loads(library.to_str()), eos_id)
     model = found.content["model"]
-    ids, unk_id, bytes_of = _vocabulary_ids(model), _unknown(model), _bytes_of(found)
+    ids = _vocabulary_ids(model)
+    unk_id = _unknown(model)
+    bytes_of = _bytes_of(found)
     added = {each["id"]: each["content"] for each in found.content["added_tokens"]}
     controls = found.controls
     if unk_id is not None:

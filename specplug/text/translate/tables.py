@@ -50,7 +50,8 @@ def match_controls(target: Vocabulary, draft: Vocabulary) -> Controls:
     The remaining tokens that end a text or a turn all correspond to the one that ends the other model's outputs: models
     differ in which of them they use.
     """
-    own, other = _texts(target), _texts(draft)
+    own = _texts(target)
+    other = _texts(draft)
     pairs = [(own[text], other[text]) for text in own.keys() & other.keys()]
     matched = {token for token, _ in pairs}, {token for _, token in pairs}
     for names in _ROLES.values():
@@ -58,7 +59,8 @@ def match_controls(target: Vocabulary, draft: Vocabulary) -> Controls:
         second = next((other[name] for name in names if name in other and other[name] not in matched[1]), None)
         if first is not None and second is not None:
             pairs.append((first, second))
-    to_draft, to_target = dict(pairs), {second: first for first, second in pairs}
+    to_draft = dict(pairs)
+    to_target = {second: first for first, second in pairs}
     _add_ends(to_draft, own, target.eos_id, draft.eos_id)
     _add_ends(to_target, other, draft.eos_id, target.eos_id)
     return Controls(to_draft, to_target)
@@ -105,11 +107,14 @@ def intersect(target: Vocabulary, draft: Vocabulary, target_vocab: int = 0, draf
     """
     to_draft = np.full(max(target_vocab, len(target.pieces)), -1, np.int32)
     to_target = np.full(max(draft_vocab, len(draft.pieces)), -1, np.int32)
-    own, other, controls = ids_by_piece(target), ids_by_piece(draft), match_controls(target, draft)
+    own = ids_by_piece(target)
+    other = ids_by_piece(draft)
+    controls = match_controls(target, draft)
     pairs = [(own[piece], other[piece]) for piece in own.keys() & other.keys()]
     pairs += [(token, to) for token, to in controls.to_draft.items() if controls.to_target.get(to) == token]
     for token, to in pairs:
-        to_draft[token], to_target[to] = to, token
+        to_draft[token] = to
+        to_target[to] = token
     return Intersection(
         to_draft,
         to_target,
@@ -233,12 +238,14 @@ class PieceHashes(NamedTuple):
         for piece, token in ids_by_piece(vocabulary).items():
             if len(piece) <= LONGEST_PIECE and token < size:
                 by_length[len(piece)].append((piece, token))
-        keys, ids = [], []
+        keys = []
+        ids = []
         for length, found in by_length.items():
             data = np.frombuffer(b"".join(piece for piece, _ in found), np.uint8).reshape(-1, length)
             keys.append(((data.astype(np.uint64) + 1) * powers[:length]).sum(1, dtype=np.uint64).view(np.int64))
             ids.append(np.array([token for _, token in found], np.int64))
-        joined, order = np.concatenate(keys), np.argsort(np.concatenate(keys), kind="stable")
+        joined = np.concatenate(keys)
+        order = np.argsort(np.concatenate(keys), kind="stable")
         inverses = _powers(pow(_BASE, -1, _MODULUS), num_bytes)
         return cls(joined[order], np.concatenate(ids)[order], *(it.view(np.int64) for it in (powers, inverses)))
 

@@ -95,7 +95,10 @@ class Structured(Check):
         self, material: Material, answers: Sequence[Answer], expected: Sequence[Answer], control: ControlAnswers
     ) -> Finding:
         """Compare all outputs, and validate those that are complete and valid on the control."""
-        invalid, differences, ties, valid = [], [], 0, 0
+        invalid = []
+        differences = []
+        ties = 0
+        valid = 0
         for number, (found, wanted) in enumerate(zip(answers, expected, strict=True)):
             problem = problem_of(found.text, _schema(number))
             valid += problem is None
@@ -128,7 +131,10 @@ class Chat(Check):
     """
 
     def __init__(self, name: str, choices: Sequence[str], parsed: str, remedy: str) -> None:
-        self.name, self._choices, self._parsed, self._remedy = name, choices, parsed, remedy
+        self.name = name
+        self._choices = choices
+        self._parsed = parsed
+        self._remedy = remedy
 
     def probes(self, material: Material) -> list[Probe]:
         """Return two probes for each prompt."""
@@ -155,7 +161,10 @@ class Chat(Check):
         """Compare reasoning, content and calls with both answers of the control, and validate complete calls."""
         if not any(one.tool_calls if self._parsed == "tool calls" else one.reasoning for one in expected):
             return Finding(self.name, CheckOutcome.NOT_RUN, f"the control parsed no {self._parsed}. {self._remedy}")
-        malformed, differences, calls, unstable = [], [], 0, 0
+        malformed = []
+        differences = []
+        calls = 0
+        unstable = 0
         own = zip(expected[: len(answers)], expected[len(answers) :], strict=True)
         for probe, found, pair in zip(self.probes(material), answers, own, strict=True):
             where = f"{probe.messages[0]['content'][-30:]!r}, {'streamed' if probe.stream else 'whole'}"
@@ -170,7 +179,8 @@ class Chat(Check):
             f"{len(malformed)} malformed, {calls} tool calls; the control differs from itself on {unstable}"
         )
         failures = malformed if control.tolerance > COARSE else [*malformed, *differences]
-        chats, bad = len(answers), len(malformed)
+        chats = len(answers)
+        bad = len(malformed)
         return judged(self.name, failures, summary, chats=chats, malformed=bad, tool_calls=calls)
 
 

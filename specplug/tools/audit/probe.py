@@ -210,7 +210,9 @@ class TextEngineSide:
     """A `Side` over an engine, whose counts are read if it `drafts`; `form` makes a prompt of a text."""
 
     def __init__(self, engine: TextEngine, *, drafts: bool, form: Callable[[str], Any] = str) -> None:
-        self._engine, self._drafts, self._form = engine, drafts, form
+        self._engine = engine
+        self._drafts = drafts
+        self._form = form
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a prompt."""

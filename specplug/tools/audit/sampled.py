@@ -21,7 +21,8 @@ LENGTH = 4
 """Tokens of each sample.  The first one follows the prompt and has no draft on most engines."""
 
 MOST_PROMPTS = 4
-ALPHA, POWER = 1e-4, 0.9
+ALPHA = 1e-4
+POWER = 0.9
 WEAK = 0.5
 """If only larger departures can be found, the check proves nothing."""
 
@@ -98,7 +99,8 @@ def detectable(tested: Sequence[tuple[float, Distribution]], alpha: float, power
             total += g_excess(size, probs, (1 - share) * probs + share * forced)
         return total.power(alpha) >= power
 
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     if not found(high):
         return None
     for _ in range(20):
@@ -162,7 +164,8 @@ class Sampled(Check):
             kind = group.temperature, group.top_k
             if control.gives_logprobs:
                 distribution = from_logprobs(expected[place].top_logprobs[0], *kind)
-                found, size = against_exact(counts, distribution), float(counts.total())
+                found = against_exact(counts, distribution)
+                size = float(counts.total())
             else:
                 found, size, distribution = _two_samples(counts, own.get((group, context), Counter()))
             totals[kind] = totals.get(kind, GStatistic()) + found

@@ -92,7 +92,10 @@ class Dialect(ABC):
 class Vllm(Dialect):
     """vLLM's `/v1/completions`."""
 
-    name, path, schema, arguments = "vLLM", "/v1/completions", Whole, "vllm_xargs"
+    name = "vLLM"
+    path = "/v1/completions"
+    schema = Whole
+    arguments = "vllm_xargs"
 
     def body(self, probe: Probe, model: str) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -112,7 +115,9 @@ class Vllm(Dialect):
     def answer(self, found: Whole) -> Answer:
         choice = found.choices[0]
         logprobs = choice.logprobs or CompletionLogprobs()
-        own, values, tops = logprobs.tokens or [], logprobs.token_logprobs or [], logprobs.top_logprobs or []
+        own = logprobs.tokens or []
+        values = logprobs.token_logprobs or []
+        tops = logprobs.top_logprobs or []
         _check_lengths(choice.token_ids, own, values, tops)
         return Answer(
             token_ids=tuple(choice.token_ids or ()),
@@ -128,7 +133,10 @@ class Vllm(Dialect):
 class Sglang(Dialect):
     """SGLang's `/generate`."""
 
-    name, path, schema, arguments = "SGLang", "/generate", Generated, "custom_params"
+    name = "SGLang"
+    path = "/generate"
+    schema = Generated
+    arguments = "custom_params"
 
     def body(self, probe: Probe, model: str) -> dict[str, Any]:
         params = {"max_new_tokens": probe.max_tokens, **self.sampling(probe, "sampling_seed")}
@@ -141,7 +149,8 @@ class Sglang(Dialect):
 
     def answer(self, found: Generated) -> Answer:
         about = found.meta_info
-        own, top = about.output_token_logprobs or [], about.output_top_logprobs or []
+        own = about.output_token_logprobs or []
+        top = about.output_top_logprobs or []
         _check_lengths(found.output_ids, own, top)
         return Answer(
             token_ids=tuple(found.output_ids),
@@ -181,7 +190,8 @@ class ServerSide:
     """
 
     def __init__(self, client: ServerClient, *, raw: bool = False) -> None:
-        self._loop, self._client = asyncio.Runner(), client
+        self._loop = asyncio.Runner()
+        self._client = client
         self._mode: Mode | None = None
         self._flags: dict[str, Any] = {}
         self._dialect, self._version = self._run(self._recognised())
@@ -254,7 +264,8 @@ class ServerSide:
         )
 
     async def _one(self, probe: Probe) -> Answer:
-        dialect, model = self._dialect, self._model
+        dialect = self._dialect
+        model = self._model
         if not probe.messages:
             found = await self._client.ask(dialect.schema, "POST", dialect.path, dialect.body(probe, model))
             return dialect.answer(found)

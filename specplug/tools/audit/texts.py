@@ -62,7 +62,8 @@ def is_near_tie(difference: Difference, control: ControlAnswers) -> bool:
 
 def noise(together: Sequence[Answer], alone: Sequence[Answer]) -> tuple[float, int]:
     """Return the largest difference of a log-probability after equal texts, and the number of texts that differ."""
-    largest, differing = 0.0, 0
+    largest = 0.0
+    differing = 0
     for first, second in zip(together, alone, strict=True):
         differing += first.token_ids != second.token_ids
         tokens = zip(first.token_ids, second.token_ids, first.top_logprobs, second.top_logprobs, strict=False)
@@ -115,7 +116,8 @@ class Greedy(Check):
         """Judge both rounds; an output of the second one must be the beginning of the control's."""
         pairs = [*zip(control.greedy, material.greedy, strict=True)]
         for number, answer in enumerate(reversed(answers)):
-            whole, most = control.greedy[number], _length(material, number)
+            whole = control.greedy[number]
+            most = _length(material, number)
             shortened = Answer(token_ids=whole.token_ids[:most], top_logprobs=whole.top_logprobs[:most])
             pairs.append((shortened, answer))
         found = [first_difference(number, *pair) for number, pair in enumerate(pairs)]
@@ -183,7 +185,9 @@ class Stops(Check):
         self, material: Material, answers: Sequence[Answer], expected: Sequence[Answer], control: ControlAnswers
     ) -> Finding:
         """Compare texts and reasons to finish; prompts whose greedy answers differ by a near tie are left out."""
-        differences, compared, stopped = [], 0, 0
+        differences = []
+        compared = 0
+        stopped = 0
         for number, (found, wanted) in enumerate(zip(answers, expected, strict=True)):
             greedy = first_difference(number, control.greedy[number], material.greedy[number])
             if greedy is not None and is_near_tie(greedy, control):
@@ -219,7 +223,9 @@ class Logprobs(Check):
         if not control.gives_logprobs:
             return Finding(self.name, CheckOutcome.NOT_RUN, "the control gives no log-probabilities")
         tolerance = max(LEAST_LOGPROB_TOLERANCE, control.tolerance)
-        differences, largest, compared = [], 0.0, 0
+        differences = []
+        largest = 0.0
+        compared = 0
         for number, (found, wanted) in enumerate(zip(answers, control.greedy, strict=True)):
             if wanted.token_ids and not wanted.top_logprobs:
                 continue  # the control has not answered this prompt
@@ -232,9 +238,11 @@ class Logprobs(Check):
             if difference is not None and not is_near_tie(difference, control):
                 differences.append(f"prompt {number}: another text from output token {end} on")
             for place in range(min(end, len(found.token_ids))):
-                tops, wanted_tops = found.top_logprobs[place], wanted.top_logprobs[place]
+                tops = found.top_logprobs[place]
+                wanted_tops = wanted.top_logprobs[place]
                 gap = largest_gap(tops, wanted_tops)
-                largest, compared = max(largest, gap), compared + 1
+                largest = max(largest, gap)
+                compared = compared + 1
                 if not tops.keys() & wanted_tops.keys() or gap > tolerance:
                     differences.append(f"prompt {number}, output token {place}: log-probabilities differ by {gap:.3g}")
                     break
@@ -266,7 +274,8 @@ class Seeds(Check):
         self, material: Material, answers: Sequence[Answer], expected: Sequence[Answer], control: ControlAnswers
     ) -> Finding:
         """Fail if outputs differ more often than the control's from its own; a few differences prove nothing."""
-        first, again = expected[: len(answers)], [*reversed(expected[len(answers) :])]
+        first = expected[: len(answers)]
+        again = [*reversed(expected[len(answers) :])]
         own = sum(one.token_ids != other.token_ids for one, other in zip(first, again, strict=True))
         found = [first_difference(number, *pair) for number, pair in enumerate(zip(first, answers, strict=True))]
         examples = [
@@ -275,7 +284,8 @@ class Seeds(Check):
             for one in found
             if one is not None
         ]
-        total, differing = len(answers), len(examples)
+        total = len(answers)
+        differing = len(examples)
         summary = (
             f"{total - differing} of {total} outputs equal the control's; the control differs from itself on {own}"
         )

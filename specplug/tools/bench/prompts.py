@@ -98,7 +98,8 @@ def deal(prompts: Sequence[Prompt], concurrencies: Sequence[int], pairs: int, se
             expected=f"at least {needed}: in each block as many as requests in flight, {max(concurrencies)}",
             remedy="Give more prompts, or lower --concurrency or --pairs",
         )
-    blocks, left = [], iter(shuffled)
+    blocks = []
+    left = iter(shuffled)
     for concurrency in concurrencies:
         for pair in range(pairs):
             both = sorted((next(left) for _ in range(2 * per_block)), key=lambda prompt: prompt.size)

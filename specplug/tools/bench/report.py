@@ -134,7 +134,8 @@ def errors(measured: Sequence[Measured]) -> list[str]:
 
 def ratio(logarithms: Sequence[float], level: float = LEVEL) -> Ratio:
     """Return the ratio from its logarithms, one per pair of blocks."""
-    mean, pairs = statistics.fmean(logarithms), len(logarithms)
+    mean = statistics.fmean(logarithms)
+    pairs = len(logarithms)
     if pairs < 2:
         return Ratio(math.exp(mean), None, None)
     from scipy.stats import t
@@ -157,10 +158,12 @@ def _needed(mean: float, deviation: float, pairs: int) -> int | None:
 
 
 def _row(measured: Sequence[Measured], first_look: int | None) -> Comparison:
-    off, on = (_of_mode(measured, "off"), _of_mode(measured, "on"))
+    off = _of_mode(measured, "off")
+    on = _of_mode(measured, "on")
     pairs = list(zip(off, on, strict=True))
     counts = {name: sum(each.counts[name] for each in on) for name in on[0].counts}
-    steps, drafted = counts["target_steps"], counts["proposed"]
+    steps = counts["target_steps"]
+    drafted = counts["proposed"]
     looked = 0 if first_look is None else len(looks(first_look, len(pairs)))
     return Comparison(
         concurrency=measured[0].block.concurrency,

@@ -115,7 +115,8 @@ def audit(
         place = {"device": device, "dtype": dtype, "threads": threads, "max_num_seqs": concurrency}
         sides = _engines(audited, overrides, raw=raw, **place)
     else:
-        found, expected = f"the model {audited!r} and a control", "two servers' addresses, or one model"
+        found = f"the model {audited!r} and a control"
+        expected = "two servers' addresses, or one model"
         raise SettingsError.build("a control is a server", who="specplug audit", found=found, expected=expected)
     with progress(quiet=as_json) as bar:
 
@@ -147,7 +148,8 @@ def _servers(audited: str, control: str | None, **given: Any) -> tuple[Open, Ope
     from specplug.tools.audit.server import connect
 
     if control is not None and not _is_url(control):
-        what, expected = "not a server", "an address with http://"
+        what = "not a server"
+        expected = "an address with http://"
         raise SettingsError.build(what, who="CONTROL", found=repr(control), expected=expected)
 
     @contextmanager
@@ -219,7 +221,8 @@ def _plot(report: Report, figure: Any) -> None:
     """Plot the draft tokens that each check saw accepted and rejected."""
     rows = [(each.check, each.drafts) for each in reversed(report.findings) if each.drafts is not None]
     figure.set_size_inches(9, 0.8 + 0.35 * len(rows))
-    axes, names = figure.subplots(), [name for name, _ in rows]
+    axes = figure.subplots()
+    names = [name for name, _ in rows]
     accepted = [drafts.accepted for _, drafts in rows]
     axes.barh(names, accepted, label="accepted", color="#2f6fde")
     axes.barh(names, [drafts.rejected for _, drafts in rows], left=accepted, label="rejected", color="#9aa5b1")

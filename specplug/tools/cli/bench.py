@@ -87,7 +87,8 @@ def bench(
     server = ServerClient(url, api_key=api_key, operator_key=operator_key, patience=timeout)
     run: dict[str, Any] = {"max_tokens": max_tokens, "first_look": first_look, "raw": raw, "quiet": as_json}
     measured, same, about = asyncio.run(interruptible(_run(server, model, blocks, given[:check], **run)))
-    compared, failures = rows(measured, first_look), errors(measured)
+    compared = rows(measured, first_look)
+    failures = errors(measured)
     checked = {"identical": same, "requested": len(given[:check])}
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     data = {**about, "check": checked, "rows": [row.as_dict() for row in compared], "errors": failures, "note": NOTE}

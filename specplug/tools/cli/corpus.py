@@ -196,7 +196,8 @@ def list_corpora(
     found = Store(store)
     infos = found.list(tenant)
     rows = [(one.tenant, one.name, *(f"{count:,}" for count in one[2:])) for one in infos]
-    title, columns = f"{store} (tokens of {found.tokenizer.name})", ("tenant", "corpus", "documents", "tokens", "bytes")
+    title = f"{store} (tokens of {found.tokenizer.name})"
+    columns = ("tenant", "corpus", "documents", "tokens", "bytes")
     about = {"store": str(store), "tokenizer": found.tokenizer._asdict()}
     data = {**about, "corpora": [info._asdict() for info in infos]}
     show(data, table(title, columns, rows), as_json=as_json)

@@ -45,7 +45,8 @@ class Inspection(NamedTuple):
     def overview(self) -> Inspected:
         """Return the segments, and the documents if a corpus is given."""
         view = View(self.root, None)
-        found, (_, tenants, problems) = list(self._segments(view)), view.snapshot
+        found = list(self._segments(view))
+        _, tenants, problems = view.snapshot
         if self.corpus is not None and not found:
             known = {name for segments in tenants.values() for segment in segments for name in segment.corpora}
             raise CorpusError.build("no such corpus", found=shortened(self.corpus), remedy=hint(self.corpus, known))
@@ -60,9 +61,11 @@ class Inspection(NamedTuple):
         ids = Store(self.root).document(name, corpus=self.corpus, tenant=self.tenant or "")
         first = ids[:_EXCERPT].tolist()
         try:
-            text, reason = self._loaded().decode(first), ""
+            text = self._loaded().decode(first)
+            reason = ""
         except SpecplugError as error:
-            text, reason = None, f"Its text is not shown. {error}"
+            text = None
+            reason = f"Its text is not shown. {error}"
         data = {"name": name, "tokens": len(ids), "first_token_ids": first, "first_text": text}
         body = (" ".join(map(str, first)) if text is None else text) + ("" if len(ids) <= _EXCERPT else " ...")
         lines = [line for line in (f"{name}: {len(ids):,} tokens", body, reason) if line]
@@ -117,7 +120,8 @@ class Inspection(NamedTuple):
 
 
 def _segments_section(title: str, found: Sequence[Owned], problems: Sequence[str]) -> Inspected:
-    data, rows = [], []
+    data = []
+    rows = []
     for tenant, segment in found:
         each = {"tenant": tenant, "segment": segment.id}
         counts = {"documents": len(segment), "tokens": int(segment.lengths.sum()), "bytes": segment.size}

@@ -84,7 +84,8 @@ def take_in(
 def shown_intake(found: dict[str, Any], *, sync: bool) -> Iterator[Table | str]:
     """Yield the result of `take_in` as a table with remarks."""
     keys = _SYNCED if sync else _ADDED
-    title, columns = "Brought up to date in" if sync else "Added to", [key.replace("_", " ") for key in keys]
+    title = "Brought up to date in" if sync else "Added to"
+    columns = [key.replace("_", " ") for key in keys]
     rows = [(each["name"], *(_figure(each[key]) for key in keys)) for each in found["corpora"]]
     yield table(f"{title} {found['store']}", ("corpus", *columns), rows)
     share = 100 * found["seconds_tokenising"] / max(found["seconds"], 1e-9)

@@ -85,7 +85,8 @@ def demo(
         from specplug.tools.demo.compare import plot_rows
 
         plot_rows(rows, plot, f"Tokens per target step: {description}")
-    remark, last = OF_CHATS if chats else OF_TASKS, rows[-1]
+    remark = OF_CHATS if chats else OF_TASKS
+    last = rows[-1]
     verdict = Text(f"Outputs are identical in all {last.tasks} tasks.", style="green")
     if last.identical < last.tasks:
         differing = f"Outputs differ in {last.tasks - last.identical} of {last.tasks} tasks. "

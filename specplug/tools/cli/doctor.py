@@ -89,10 +89,12 @@ def doctor(
         with console(stderr=True).status("reading the configurations") as status:
             run = check_pairing(target, draft, texts, status.update, raw=raw, max_tokens=max_tokens, gamma=gamma)
             found = [CheckReport(name, "specplug", result) for name, result in run]
-        title, about = f"Pairing of {target} and {draft}", {"target": target, "draft": draft}
+        title = f"Pairing of {target} and {draft}"
+        about = {"target": target, "draft": draft}
     else:
         found, values = _check_machine(launch)
-        title, about = "Checks", {}
+        title = "Checks"
+        about = {}
     failed = any(result.status == "fail" for *_, result in found)
     rows = [(check, Text(r.status, style=COLOURS[r.status]), r.summary, r.remedy) for check, _, r in found]
     tables = [table(title, ("check", "status", "found", "remedy"), rows)]
@@ -109,8 +111,10 @@ def _two_models(target: str | None, draft: str | None, launch: str) -> tuple[str
     """Return the two models of a pairing."""
     if not target or not draft:
         found = "only --target" if target else "only --draft" if draft else "only prompts"
-        expected, remedy = "--target and --draft", "Give both, or neither and no prompts to check this machine"
-        what, who = "a pairing needs two models", "specplug doctor"
+        expected = "--target and --draft"
+        remedy = "Give both, or neither and no prompts to check this machine"
+        what = "a pairing needs two models"
+        who = "specplug doctor"
         raise SettingsError.build(what, who=who, found=found, expected=expected, remedy=remedy)
     if launch:
         remedy = "Check it on its own: specplug doctor --launch LINE"
@@ -132,10 +136,12 @@ def _check_machine(launch: str) -> tuple[list[CheckReport], list[dict[str, Any]]
     The other checks then run with the defaults.
     """
     registry = default_registry()
-    settings, values = Settings(), []
+    settings = Settings()
+    values = []
     try:
         resolved = load_settings(registry=registry, engine_drafts=True)  # a server decides whether its engine drafts
-        settings, values = resolved.settings, _values(resolved)
+        settings = resolved.settings
+        values = _values(resolved)
         first = CheckResult("ok", "every setting is known and in range")
         if settings.extends_engine:
             lookup, tokens = after_engine(resolved, registry)
@@ -275,6 +281,7 @@ def _devices() -> Iterator[CheckResult]:
         return
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     yield CheckResult("ok", f"devices: {', '.join(['cpu', *gpus])}")
-    cores, threads = usable_cores(), torch.get_num_threads()
+    cores = usable_cores()
+    threads = torch.get_num_threads()
     status, remedy = ("warn", f"Set OMP_NUM_THREADS={cores}") if threads > cores else ("ok", "")
     yield CheckResult(status, f"{cores} cores, {threads} torch threads", remedy)

@@ -46,10 +46,12 @@ def page(explanation: Explanation) -> str:
 def _bars(steps: list[Step]) -> str:
     """Return a bar for each step, as high as it was long."""
     seconds = [step.seconds or 0.0 for step in steps]
-    longest, bars = max(seconds) or 1.0, []
+    longest = max(seconds) or 1.0
+    bars = []
     for place, (step, took) in enumerate(zip(steps, seconds, strict=True)):
         about = f"step {step.step}: {1000 * took:.1f} ms, {step.batch} in the batch, {step.reason}"
-        top, colour = 60 - 60 * took / longest, _COLOURS[0] if step.accepted else "#888"
+        top = 60 - 60 * took / longest
+        colour = _COLOURS[0] if step.accepted else "#888"
         bar = f'<rect x="{place}" y="{top:.1f}" width=".8" height="60" fill="{colour}">'
         bars.append(f"{bar}<title>{escape(about)}</title></rect>")
     return (

@@ -101,7 +101,8 @@ def _prompts(prompt: str | None, files: list[Path]) -> list[str]:
     if prompt is not None:
         prompts.insert(0, sys.stdin.read() if prompt == "-" else prompt)
     if not prompts:
-        expected, remedy = "a prompt or --file", "Use '-' to read standard input"
+        expected = "a prompt or --file"
+        remedy = "Use '-' to read standard input"
         raise RequestError.build("no prompt", who="specplug generate", expected=expected, remedy=remedy)
     return prompts
 
@@ -129,7 +130,8 @@ def _serve(engine: TextEngine, requests: list[TextRequest], *, show: bool) -> tu
 
 def _ended_at_once(answer: dict[str, Any], stop: list[str], max_tokens: int) -> str | None:
     """Return why an answer holds no text, or has ended after at most one token; None if neither is so."""
-    is_empty, count = not answer["text"].strip(), len(answer["token_ids"])
+    is_empty = not answer["text"].strip()
+    count = len(answer["token_ids"])
     if not is_empty and (count > 1 or answer["finish_reason"] == "length"):
         return None
     state = "is empty" if is_empty else f"is only {answer['text']!r}"

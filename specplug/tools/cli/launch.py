@@ -116,7 +116,8 @@ def read_text(path: Path, who: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        found, expected = getattr(error, "strerror", None) or str(error), "a readable text in UTF-8"
+        found = getattr(error, "strerror", None) or str(error)
+        expected = "a readable text in UTF-8"
         raise RequestError.build("cannot read a file", who=who, found=found, expected=expected) from error
 
 

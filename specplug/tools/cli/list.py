@@ -35,7 +35,8 @@ def list_plugins(
     Example: `specplug list --kind proposer`
     """
     registry = default_registry()
-    plugins, errors = _plugins(registry, kind), _errors(registry)
+    plugins = _plugins(registry, kind)
+    errors = _errors(registry)
     tables = [_table("Plug-ins", plugins)]
     if errors:
         tables.append(_table("Failed to load", errors))

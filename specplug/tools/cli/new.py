@@ -41,7 +41,8 @@ def new(
     _check_name(kind, name)
     folder = path or Path(_filled("specplug-example", name))
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        found, remedy = f"{folder}, which is not an empty folder", "Name another with --path"
+        found = f"{folder}, which is not an empty folder"
+        remedy = "Name another with --path"
         raise SettingsError.build("the folder exists", who="specplug new", found=found, remedy=remedy)
     files = _files(kind, name)
     try:

@@ -68,7 +68,8 @@ def check_pairing(
     The prompts of the quick run are put into the target's chat template, if it has one, unless they are `raw`.
     `progress` is called with what is being done.
     """
-    facts, registry = (read_facts(find_model(target)), read_facts(find_model(draft))), default_registry()
+    facts = (read_facts(find_model(target)), read_facts(find_model(draft)))
+    registry = default_registry()
     settings = load_settings(registry=registry, engine_drafts=True).settings
     pair = Pairing(*facts, plugin_options(settings, registry.get(ProposerSpec, "crosstok")))
     found: dict[str, PairResult] = {}
@@ -101,7 +102,8 @@ def check_tokenizers(pair: Pairing) -> PairResult:
         tokenizers = TokenizerPair.of(own, other, target.vocab_size, draft.vocab_size)
     except Exception as error:  # libraries of tokenizers raise many kinds
         return PairResult("fail", _explained(error).removesuffix(f". {REMEDY}"), REMEDY)
-    shared, is_same = tokenizers.intersection, tokenizers.is_same
+    shared = tokenizers.intersection
+    is_same = tokenizers.is_same
     figures = {"same": is_same, "route": "same ids" if is_same else options.route}
     figures |= {"overlap_of_target_percent": shared.of_target, "overlap_of_draft_percent": shared.of_draft}
     if tokenizers.vocabularies is None:
@@ -138,7 +140,9 @@ def check_kinds(pair: Pairing) -> PairResult:
 
 def check_lengths(pair: Pairing) -> PairResult:
     """Compare the most tokens of a text."""
-    target, draft, most = pair.target.max_length, pair.draft.max_length, pair.options.max_context
+    target = pair.target.max_length
+    draft = pair.draft.max_length
+    most = pair.options.max_context
     figures: dict[str, Any] = {"target": target, "draft": draft}
     shown = ", ".join(f"{who} {'not stated' if n is None else f'{n:,} tokens'}" for who, n in figures.items())
     if draft is not None and (target is None or draft < target):
@@ -158,12 +162,14 @@ def check_size(target: ModelShape, draft: ModelShape) -> PairResult:
         f"{target.parameters / draft.parameters:.1f} to 1; the draft model is an estimated {speed:.1f} times as fast, "
         f"by bytes of weights read per token: {_bytes(target_read)} and {_bytes(draft_read)}"
     )
-    status, remedy = "ok", ""
+    status = "ok"
+    remedy = ""
     if speed <= 1:
         status = "fail"
         remedy = f"Choose a smaller draft model{'; are --target and --draft swapped?' if speed < 1 else ''}"
     elif speed < 2:
-        status, remedy = "warn", "Choose a smaller draft model; this one takes more than half of the target's time"
+        status = "warn"
+        remedy = "Choose a smaller draft model; this one takes more than half of the target's time"
     figures = {"target_parameters": target.parameters, "draft_parameters": draft.parameters, "speed_ratio": speed}
     figures |= {"draft_cost": 1 / speed, "target_bytes_read": target_read, "draft_bytes_read": draft_read}
     return PairResult(status, summary, remedy, figures)
@@ -171,9 +177,11 @@ def check_size(target: ModelShape, draft: ModelShape) -> PairResult:
 
 def check_memory(pair: Pairing) -> PairResult:
     """Compute the memory of the draft model's weights and cache."""
-    draft, options = pair.draft, pair.options
+    draft = pair.draft
+    options = pair.options
     device, dtype = _place(draft, options)
-    elements, context = cache_elements(draft), min(options.max_context, draft.max_length or options.max_context)
+    elements = cache_elements(draft)
+    context = min(options.max_context, draft.max_length or options.max_context)
     weights = shape_of(draft).parameters * (draft.quantised_bits or 8.0 * dtype.itemsize) / 8
     name = str(dtype).removeprefix("torch.")
     figures: dict[str, Any] = {"weights": weights, "max_requests": options.max_requests, "max_context": context}
@@ -182,7 +190,8 @@ def check_memory(pair: Pairing) -> PairResult:
     if elements is None:
         return PairResult("warn", f"{summary}unknown size", "Measure it on the server", figures)
     per_token = float(elements * dtype.itemsize)
-    cache, total = options.max_requests * context * per_token, _memory_of(device)
+    cache = options.max_requests * context * per_token
+    total = _memory_of(device)
     figures |= {"kv_cache": cache, "kv_per_token": per_token}
     summary += f"{_bytes(cache)} for {options.max_requests} requests of {context:,} tokens"
     narrower = ", or set options.crosstok.dtype to bfloat16" if dtype.itemsize > 2 else ""
@@ -269,7 +278,8 @@ def check_acceptance(found: MetricsSnapshot, gamma: int, num_prompts: int, num_t
 
 def check_outputs(answers: list[list[int]], expected: list[list[int]]) -> PairResult:
     """Compare the outputs; in float32 they must be equal."""
-    differing, (device, dtype) = sum(map(list.__ne__, answers, expected)), _device()
+    differing = sum(map(list.__ne__, answers, expected))
+    device, dtype = _device()
     figures: dict[str, Any] = {"identical": not differing, "device": device, "dtype": dtype}
     if not differing:
         return PairResult("ok", f"identical to those without speculation, in {dtype} on {device}", "", figures)

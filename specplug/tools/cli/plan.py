@@ -122,7 +122,8 @@ def plan(
         drafting = RooflineCost(shape, roofline.gpu if roofline else Gpu(1.0, 1.0), weight_bits=_bits(shape), **common)
         memory = drafting.memory(batches[-1])
         if draft_cost is None and roofline is None:
-            what, remedy = "the cost of drafting follows from both models", "Give --target or --draft-cost"
+            what = "the cost of drafting follows from both models"
+            remedy = "Give --target or --draft-cost"
             raise SettingsError.build(what, who="--draft-model", remedy=remedy)
 
     def per_token(batch: int) -> float:
@@ -176,7 +177,8 @@ def _acceptance(sources: Mapping[str, Any], interval: float | None, gamma: int) 
     """Return the acceptance from the one option that is given; that of both drafters comes after each alone."""
     given = {name: value for name, value in sources.items() if value is not None}
     if len(given) != 1:
-        found, expected = " and ".join(given) or "none", f"exactly one of {', '.join(sources)}"
+        found = " and ".join(given) or "none"
+        expected = f"exactly one of {', '.join(sources)}"
         raise SettingsError.build("a plan needs one source of acceptance", found=found, expected=expected)
     ((name, value),) = given.items()
     if interval is not None and name != "--metrics":
@@ -299,7 +301,8 @@ def _experts(roofline: RooflineCost | None, row: Mapping[str, Any]) -> list[floa
 
 def _description(cost: RooflineCost) -> str:
     """Return a roofline in words."""
-    shape, gpu = cost.shape, cost.gpu
+    shape = cost.shape
+    gpu = cost.gpu
     active = f", {shape.active_parameters / 1e9:.2f} B of them per token" if shape.weights.experts else ""
     return (
         f"roofline of {shape.name}, {shape.parameters / 1e9:.2f} B parameters{active}, {cost.weight_bits:g} bits each, "

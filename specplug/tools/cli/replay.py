@@ -102,7 +102,8 @@ def replay(
     from specplug.tools.replay.run import ReplayRun, execute
     from specplug.tools.replay.score import ScoringRoofline
 
-    sizes, modes = ascending(batch, "batch sizes", "--batch"), _modes(mode)
+    sizes = ascending(batch, "batch sizes", "--batch")
+    modes = _modes(mode)
     given = flags(policy=policy, options=nested_options(options or []), num_speculative_tokens=gamma)
     setups = _setups(proposers or [None], given, {"references": references, "corpus": corpus, "trees": trees})
     if engine_drafter is not None:
@@ -129,7 +130,8 @@ def replay(
         f"Tokenizer: {name}. A step in which each of B requests verifies n draft tokens costs "
         f"max(1, B (n + 1) / {saturation:g}) + {overhead:g} plain steps."
     )
-    data, tables = {"tokenizer": name, **report.as_dict()}, [table(*each) for each in report.tables()]
+    data = {"tokenizer": name, **report.as_dict()}
+    tables = [table(*each) for each in report.tables()]
     show(data, *tables, dim(note), *_faults(report), as_json=as_json)
     if report.faults():
         raise typer.Exit(1)

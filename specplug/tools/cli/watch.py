@@ -102,7 +102,8 @@ def screen(found: dict[str, Any]) -> RenderableType:
     """Return one document for people."""
     if found["error"] is not None:
         return Text(printable(f"{found['error']}; trying again"), style="red")
-    seconds, server = found["seconds"], found["server"]
+    seconds = found["seconds"]
+    server = found["server"]
     since = "since the server's start" if seconds is None else f"over {seconds:.1f} s"
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     head = Text(printable(f"{found['url']} ({versions}), {found['time'][11:19]}, {since}"), style="bold")

@@ -292,7 +292,9 @@ def unexpected(who: str, found: str, expected: str | None = None, remedy: str | 
 
 def put_together(parts: Iterable[AnswerChoice], **figures: Any) -> Answer:
     """Return what OpenAI's API answered, by the first choice of the whole answer, or of each event of a stream."""
-    text, reasoning, reason = "", "", None
+    text = ""
+    reasoning = ""
+    reason = None
     calls: dict[int, list[str]] = {}
     for part in parts:
         message = part.message or part.delta or ChatMessage()

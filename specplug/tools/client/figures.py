@@ -79,8 +79,10 @@ def figures(now: Reading, before: Reading | None = None) -> dict[str, Any]:
 
 
 def _engine(engine: ServedEngine, before: ServedEngine | None, seconds: float | None) -> dict[str, Any]:
-    scheduler, ceiling = engine.scheduler, engine.scheduler.control.ceiling
-    planned, decided = scheduler.plan.draft_length, decision(scheduler.policy)
+    scheduler = engine.scheduler
+    ceiling = engine.scheduler.control.ceiling
+    planned = scheduler.plan.draft_length
+    decided = decision(scheduler.policy)
     earlier = {} if before is None else _counts(before)
     spent = {source: _minus(now, earlier.get(source, NO_TOTALS)) for source, now in _counts(engine).items()}
     total = spent.pop("")

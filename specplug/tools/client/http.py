@@ -65,7 +65,8 @@ class ServerClient:
 
         self.url = _address(url)
         self.patience = patience
-        self._headers, self._operator = _bearer(api_key), _bearer(operator_key or api_key)
+        self._headers = _bearer(api_key)
+        self._operator = _bearer(operator_key or api_key)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE)
         self._http = httpx.AsyncClient(timeout=patience, limits=limits, trust_env=False)
 
@@ -156,13 +157,15 @@ class ServerClient:
         import httpx
 
         url = f"{self.url}{path}"
-        who, headers = f"{method} {url}", self._operator if operator else self._headers
+        who = f"{method} {url}"
+        headers = self._operator if operator else self._headers
         try:
             async with (
                 asyncio.timeout(self.patience),
                 self._http.stream(method, url, headers=headers, json=body) as answer,
             ):
-                size, start = 0, b""
+                size = 0
+                start = b""
                 async for chunk in answer.aiter_bytes():
                     size += len(chunk)
                     if size > LARGEST:

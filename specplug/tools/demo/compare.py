@@ -95,9 +95,11 @@ def run_pairs(
         prompt = form(task.prompt)
         before = speculative.metrics.snapshot()
         if number % 2:
-            fast, slow = serve(speculative, prompt, max_tokens), serve(plain, prompt, max_tokens)
+            fast = serve(speculative, prompt, max_tokens)
+            slow = serve(plain, prompt, max_tokens)
         else:
-            slow, fast = serve(plain, prompt, max_tokens), serve(speculative, prompt, max_tokens)
+            slow = serve(plain, prompt, max_tokens)
+            fast = serve(speculative, prompt, max_tokens)
         counts = (speculative.metrics.snapshot() - before).total
         pairs.append(TaskPair(task, slow, fast, counts.proposed, counts.accepted))
         done(task)

@@ -29,8 +29,13 @@ Kind = Literal["edit", "quote", "json", "code"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 CLOSED = ("edit", "quote", "json")
 
-EDIT, QUOTE, JSON, CODE = "<|edit|>", "<|quote|>", "<|json|>", "<|code|>"
-DOCUMENT, ANSWER, END = "<|document|>", "<|answer|>", "<|end|>"
+EDIT = "<|edit|>"
+QUOTE = "<|quote|>"
+JSON = "<|json|>"
+CODE = "<|code|>"
+DOCUMENT = "<|document|>"
+ANSWER = "<|answer|>"
+END = "<|end|>"
 MARKERS = (END, EDIT, QUOTE, JSON, CODE, DOCUMENT, ANSWER)
 """Every marker; `END` is the end-of-sequence token and never part of a prompt or an answer."""
 
@@ -136,7 +141,8 @@ def _edit(rng: random.Random, split: Split, max_chars: int) -> Task | None:
     edited = list(lines)
     edited[middle] = re.sub(rf"\b{re.escape(old)}\b", new, lines[middle])
     snippet = "\n".join(edited[middle - 1 : middle + 2])
-    document, answer = "\n".join(lines), "\n".join(edited)
+    document = "\n".join(lines)
+    answer = "\n".join(edited)
     return Task("edit", f"{DOCUMENT}{document}{EDIT}{snippet}{ANSWER}", answer)
 
 
@@ -214,7 +220,8 @@ def _excerpt(rng: random.Random, file: SourceFile, max_chars: int) -> str:
     lines = file.text.expandtabs().splitlines()
     start = rng.randrange(len(lines))
     wanted = _length(rng, max_chars)
-    end, size = start, 0
+    end = start
+    size = 0
     while end < len(lines) and size < wanted:
         size += len(lines[end]) + 1
         end += 1

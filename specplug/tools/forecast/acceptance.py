@@ -94,7 +94,8 @@ def read_replay(path: Path) -> list[DraftAcceptance]:
         runs = sorted(json.loads(path.read_bytes())["runs"], key=lambda run: -min(run["batches"]))
         kinds = {f"{run['label']}, {run['mode']}": run for run in runs}  # the last, of the smallest batch size
         if len(kinds) != (3 if any(run.get("engine_rates") for run in runs) else 1):
-            found, remedy = "; ".join(kinds) or "no run", "Replay with one --proposer and one --mode"
+            found = "; ".join(kinds) or "no run"
+            remedy = "Replay with one --proposer and one --mode"
             raise SettingsError.build("a plan is for one proposer in one mode", who=who, found=found, remedy=remedy)
         if any(run["trees"] for run in runs):
             raise SettingsError.build("a plan is for chains", who=who, found="trees", remedy="Replay without --trees")

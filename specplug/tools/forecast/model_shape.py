@@ -67,7 +67,9 @@ def shape_of(facts: ModelFacts) -> ModelShape:
     """Count the sizes of a model; raises as `count_parameters`."""
     text = facts.text
     path = Path(facts.path).resolve()
-    layers, heads = text.num_hidden_layers, getattr(text, "num_attention_heads", 0)  # Mamba has none
+    # Mamba has none
+    layers = text.num_hidden_layers
+    heads = getattr(text, "num_attention_heads", 0)
     if latent := getattr(text, "kv_lora_rank", None):  # DeepSeek-V2, 2405.04434, with absorbed projections
         elements = latent + text.qk_rope_head_dim
         kv_heads = 1

@@ -30,7 +30,9 @@ R = TypeVar("R")
 Samples = dict[tuple[str, str], list[float]]
 """Values by metric and position, the latter "" where there is none, of all engines, models and sources."""
 
-_SPECPLUG, _VLLM, _SGLANG = "specplug_target_steps_total", "vllm:spec_decode_num_drafts_total", "sglang:spec_num_steps"
+_SPECPLUG = "specplug_target_steps_total"
+_VLLM = "vllm:spec_decode_num_drafts_total"
+_SGLANG = "sglang:spec_num_steps"
 _READ = "specplug_", "vllm:spec_decode_", "vllm:generation_tokens_total", "sglang:spec_"
 _OFF = "off"  # `OFF_SOURCE` of specplug.metrics, which imports torch
 _LONGEST = 999  # tokens of the longest draft that figures may describe

@@ -45,7 +45,8 @@ class Calibration:
     """
 
     def __init__(self) -> None:
-        self.sums, self.ranks = np.zeros((4, FINE_BINS)), np.zeros((2, RANKS), np.int64)
+        self.sums = np.zeros((4, FINE_BINS))
+        self.ranks = np.zeros((2, RANKS), np.int64)
 
     def add(self, tokens: Sequence[tuple[float, bool]]) -> None:
         """Count tokens by their probabilities and whether they were accepted; many at a time is fastest."""

@@ -113,7 +113,8 @@ class ReplayEngine:
         self._registry = registry or default_registry()
         given = setup.as_settings(store)
         self._settings = load_settings(given, flags_origin="specplug replay", registry=self._registry).settings
-        self._setup, self._repeats = setup, repeats
+        self._setup = setup
+        self._repeats = repeats
         self._context = PluginContext(
             EngineCaps(max_draft_length=setup.gamma, trees=setup.trees, engine_tokens=setup.engine_tokens),
             vocab_size=vocab_size,
@@ -134,7 +135,8 @@ class ReplayEngine:
         self._plans = build_plan_stage(self._settings, self._registry, context, stage.metrics.fault)
         self._slots = ReplaySlots(stage, context.max_slots, context.max_length, context.vocab_size)
         self._equals = Draft.allocate(self._repeats, self._setup.gamma, trees=context.caps.trees, sources=stage.sources)
-        self._steps, self._newest_plan = 0, NO_SPECULATION
+        self._steps = 0
+        self._newest_plan = NO_SPECULATION
 
     def close(self) -> None:
         """Release the proposer; its faults stay counted."""
@@ -203,7 +205,8 @@ class ReplayEngine:
         with self._timed():
             if not self._setup.is_engine_alone:
                 return _offers(self._draft(engine_ids))
-            plan, rows = self._plan(), zip(self._slots.taken, engine_ids, strict=True)
+            plan = self._plan()
+            rows = zip(self._slots.taken, engine_ids, strict=True)
             return [Offer(ids[: plan.draft_length_for(it.request.request_id)]) for it, ids in rows]
 
     def draft(self) -> Draft:
@@ -239,8 +242,11 @@ class ReplayEngine:
     @torch.inference_mode()
     def _draft(self, engine_ids: Sequence[Sequence[int]] = ()) -> Draft:
         """Plan, propose and trim."""
-        stage, plan, rows = self._stage, self._plan(), self._slots.taken
-        length, is_alone = plan.draft_length, self._repeats == 1
+        stage = self._stage
+        plan = self._plan()
+        rows = self._slots.taken
+        length = plan.draft_length
+        is_alone = self._repeats == 1
         batch = self._slots.batch(rows, engine_ids)
         caps = [plan.draft_length_for(occupant.request.request_id) for occupant in rows] if plan.caps else None
         draft = stage.propose(batch, length, None if caps is None else torch.tensor(caps, dtype=torch.int32))
@@ -273,7 +279,8 @@ def _offers(draft: Draft) -> list[Offer]:
     lengths = draft.lengths.tolist()
     if not any(lengths):
         return [NO_DRAFT] * len(lengths)
-    ids, confidence = draft.token_ids.numpy(), draft.confidence.numpy()
+    ids = draft.token_ids.numpy()
+    confidence = draft.confidence.numpy()
     parents = None if draft.parents is None else draft.parents.numpy()
     return [
         Offer(

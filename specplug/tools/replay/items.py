@@ -75,7 +75,8 @@ def without_documents(item: Item) -> Item:
     for number, document in sorted(enumerate(item.documents), key=lambda each: -len(each[1])):
         text = document if document in item.prompt else document.strip()
         if text not in item.prompt:
-            what, who = "a document cannot be cut out of its prompt", f"item {item.id!r}, document {number}"
+            what = "a document cannot be cut out of its prompt"
+            who = f"item {item.id!r}, document {number}"
             raise TraceError.build(what, who=who, found="other text in the prompt", expected="the document as it is")
         if text:
             prompt = prompt.replace(text, "")
@@ -219,7 +220,8 @@ def distractors(others: Iterable[Iterable[Ids]], count: int) -> tuple[tuple[Ids,
         corpora[at].append(prompt[: DISTRACTOR_TOKENS - smallest])
         sizes[at] += corpora[at][-1].size
     if not all(corpora):
-        found, expected = f"prompts for {sum(map(bool, corpora))}", f"at least {count}, in other workloads"
+        found = f"prompts for {sum(map(bool, corpora))}"
+        expected = f"at least {count}, in other workloads"
         remedy = "Give traces with more workloads, or ask for fewer distractors"
         raise SettingsError.build(
             "too few prompts to make distractors of", found=found, expected=expected, remedy=remedy

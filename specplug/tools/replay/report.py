@@ -10,7 +10,10 @@ from specplug.tools.replay.calibration import Calibration, means, together
 from specplug.tools.replay.run import Mode, ReplayRun
 from specplug.tools.replay.score import PLAIN, Result, ScoringRoofline, StepCounts, mean_speedup, pool
 
-POOLED, MEAN, NO_DRAFTS, MEAN_OF_WORKLOADS = "pooled", "geometric mean", "no drafts", "mean of workloads"
+POOLED = "pooled"
+MEAN = "geometric mean"
+NO_DRAFTS = "no drafts"
+MEAN_OF_WORKLOADS = "mean of workloads"
 
 JUDGED: dict[str, tuple[str, Callable[[Result], Calibration]]] = {
     "reliability": ("Confidence", lambda result: result.calibration),
@@ -32,7 +35,8 @@ class ReplayReport:
 
     def __init__(self, runs: Sequence[ReplayRun], roofline: ScoringRoofline) -> None:
         """Build the report from at least one executed run and the step costs of `roofline`."""
-        self.runs, self.roofline = list(runs), roofline
+        self.runs = list(runs)
+        self.roofline = roofline
         self.gamma = max(run.setup.gamma for run in runs)
         self.batches = sorted({run.batch for run in runs})
         self.labels = list(dict.fromkeys(run.setup.label for run in runs))
@@ -82,7 +86,8 @@ class ReplayReport:
 
     def _drafts(self, mode: Mode) -> Table:
         """Return the table of drafted and accepted tokens at the smallest batch size."""
-        rows, batch = [], self.batches[0]
+        rows = []
+        batch = self.batches[0]
         for label in self.labels:
             found = self._at(label, mode, batch)
             for name, result in found.items():

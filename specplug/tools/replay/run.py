@@ -63,13 +63,16 @@ def replay(
             result.items += 1
             advance()
         engine.close()
-    result.seconds, result.faults = engine.seconds, engine.faults
+    result.seconds = engine.seconds
+    result.faults = engine.faults
     return result
 
 
 def _replay_item(engine: ReplayEngine, item: TokenItem, result: Result, drafter: SimulatedDrafter) -> None:
     """Propose, compare with the recorded output and observe, until the output ends."""
-    target, place = item.output.tolist(), 1  # the first token comes from prefill
+    # the first token comes from prefill
+    target = item.output.tolist()
+    place = 1
     decided: list[tuple[Sequence[float], int, int]] = []
     engine.start(0, item.id, item.prompt, item.documents)
     engine.extend(0, target[:1])
@@ -92,7 +95,8 @@ def _replay_item(engine: ReplayEngine, item: TokenItem, result: Result, drafter:
 
 def _count_outcomes(result: Result, drafts: Iterable[tuple[Sequence[float], int, int]]) -> None:
     """Count the tokens of chains by confidence and by survival, given the tokens accepted and emitted of each."""
-    confidences, survivals = [], []
+    confidences = []
+    survivals = []
     for confidence, accepted, emitted in drafts:
         # The first rejected token is decided, too, unless the output ended before it.
         confidences += [(stated, place < accepted) for place, stated in enumerate(confidence[:emitted])]

@@ -42,7 +42,8 @@ NO_DRAFT = Offer(())
 
 def _deepest(token_ids: Sequence[int], parents: Sequence[int], target: Sequence[int]) -> int:
     depths = {-1: 0}
-    best, stop = 0, len(target)
+    best = 0
+    stop = len(target)
     for node, (drafted, parent) in enumerate(zip(token_ids, parents, strict=True)):
         depth = depths.get(parent, stop)
         if depth < stop and target[depth] == drafted:

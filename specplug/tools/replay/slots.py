@@ -35,9 +35,12 @@ class Occupant:
     __slots__ = ("accepted", "emitted", "length", "rejected", "request", "slot", "tried", "verified")
 
     def __init__(self, slot: int, request: Request) -> None:
-        self.slot, self.request = slot, request
+        self.slot = slot
+        self.request = request
         self.length = self.verified = self.accepted = self.rejected = 0
-        self.tried, self.emitted = 0, 1  # by the newest step; the first token comes from prefill
+        # by the newest step; the first token comes from prefill
+        self.tried = 0
+        self.emitted = 1
 
     def stats(self) -> RequestStats:
         """Return the statistics for planners."""
@@ -53,7 +56,8 @@ class ReplaySlots:
 
     def __init__(self, stage: DraftStage, max_slots: int, max_length: int, vocab_size: int) -> None:
         self.taken: list[Occupant] = []
-        self._stage, self._vocab_size = stage, vocab_size
+        self._stage = stage
+        self._vocab_size = vocab_size
         self._tokens = torch.full((max_slots, max_length), POISON, dtype=torch.int32)
         self._texts = self._tokens.numpy()
         self._slot_of: dict[str, int] = {}
@@ -87,7 +91,8 @@ class ReplaySlots:
         """Append tokens to an occupant's text. A text that does not fit raises `EngineError`."""
         stop = occupant.length + len(tokens)
         if stop > self._texts.shape[1]:
-            who, expected = repr(occupant.request.request_id), f"at most {self._texts.shape[1]}"
+            who = repr(occupant.request.request_id)
+            expected = f"at most {self._texts.shape[1]}"
             raise EngineError.build("the text does not fit", who=who, found=f"{stop} tokens", expected=expected)
         self._texts[occupant.slot, occupant.length : stop] = tokens
         occupant.length = stop
@@ -99,8 +104,10 @@ class ReplaySlots:
 
         With `resets`, it names the slots with a new occupant since the last such batch.
         """
-        size, slots = len(occupants), torch.tensor([it.slot for it in occupants])
-        lengths, table = _ints([it.length for it in occupants]), self._allocator.slots
+        size = len(occupants)
+        slots = torch.tensor([it.slot for it in occupants])
+        lengths = _ints([it.length for it in occupants])
+        table = self._allocator.slots
         return EngineBatch(
             slots=slots,
             generations=torch.tensor([table.generations[it.slot] for it in occupants]),
@@ -121,7 +128,8 @@ class ReplaySlots:
     @staticmethod
     def outcome(occupants: Sequence[Occupant], accepted: Sequence[int]) -> Outcome:
         """Return the outcome of the newest step, with the accepted draft tokens of each row."""
-        verified, emitted = _ints([it.tried for it in occupants]), _ints([it.emitted for it in occupants])
+        verified = _ints([it.tried for it in occupants])
+        emitted = _ints([it.emitted for it in occupants])
         return Outcome(verified, _ints(accepted), emitted)
 
 

@@ -7,7 +7,8 @@ class Example(specplug.Planner):
     """Drafts one token further than drafts were accepted lately."""
 
     def __init__(self, context: specplug.PluginContext) -> None:
-        self.caps, self.accepted = context.caps, 3.0
+        self.caps = context.caps
+        self.accepted = 3.0
 
     def plan(self, stats: specplug.HostStats) -> specplug.StepPlan:
         # Your own idea goes here: how many tokens may be drafted, and what does each that is verified cost?

@@ -18,7 +18,8 @@ class Example(specplug.Verifier):
         sampling: specplug.SamplingBatch,
         uniforms: specplug.Uniforms,
     ) -> specplug.Verification:
-        places, lengths = torch.arange(draft.draft_length + 1, device=draft.device), draft.lengths[:, None]
+        places = torch.arange(draft.draft_length + 1, device=draft.device)
+        lengths = draft.lengths[:, None]
         logits = target.at(torch.minimum(places, lengths))
         probs = target_probs(logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         below = probs.double().cumsum(-1)
