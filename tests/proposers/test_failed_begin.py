@@ -121,7 +121,7 @@ def test_a_document_that_cannot_be_read_costs_itself(
 ) -> None:
     """The request is served with its references, and with the other document of that name."""
     put(store, "whole", [7, 8, 9, 6], tenant="us")
-    put(store, "torn", THEIRS, tenant="us")
+    put(Store(store.root, segment_tokens=30), "torn", THEIRS, tenant="us")  # so that it stays apart
     with opened(store) as server, caplog.at_level(logging.ERROR):
         assert server.watcher._seen is not None
         _, torn = server.watcher._seen.tenants["us"]

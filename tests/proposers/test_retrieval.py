@@ -366,8 +366,8 @@ def test_a_store_of_another_tokenizer_is_refused_at_the_start(tmp_path: Path) ->
 def test_a_torn_segment_is_logged_and_the_rest_serves(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     put(store, "torn", [*BEGIN, 1])
     (path,) = store.root.rglob("*.safetensors")
-    put(store, "whole", [7, 8, 9, 6])
     overwrite(path, path.read_bytes()[:-8])
+    put(store, "whole", [7, 8, 9, 6])
     with caplog.at_level(logging.WARNING), opened(store) as server:
         assert server.ask().token_ids == ()
         assert server.ask([7, 8, 9]).token_ids == (6,)
@@ -379,12 +379,13 @@ def test_a_torn_segment_is_logged_and_the_rest_serves(store: Store, caplog: pyte
 def test_what_does_not_fit_on_a_gpu_is_named_and_the_rest_serves(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
+    store = Store(store.root, segment_tokens=60)  # so that the large one stays apart
     put(store, "large", [*BEGIN, *range(40)])
     put(store, "small", [7, 8, 9, 6], tenant="b")
     with opened(store) as server, caplog.at_level(logging.WARNING):
         server.proposer._device = torch.device("meta")
         server.proposer._most_bytes = 4 * 30
-        server.add("more", [1, 2])
+        put(store, "more", [1, 2])
         server.watcher._look()
         found = server.watcher.changed(None)
         assert found is not None
@@ -392,7 +393,7 @@ def test_what_does_not_fit_on_a_gpu_is_named_and_the_rest_serves(
         (problem,) = server.proposer.status()["problems"]
         assert "corpora large of tenant ''" in problem
         assert "corpora.device_gib" in problem
-        server.add("again", [3, 4])
+        put(store, "again", [3, 4])
         server.watcher._look()
     assert caplog.text.count("corpora large of tenant ''") == 1
 
