@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +35,8 @@ DRAIN_SECONDS = 60.0
 class Soak:
     """One run against a server, by its address, the session of its processes, its log and the store of its corpora.
 
-    Faults are drawn by `seed`, and come every `pause` seconds; `plant` is a failure on purpose.
+    Faults are drawn by `seed`, and come every `pause` seconds; `plant` is a failure on purpose.  The server's resources
+    are read every second, and with `every` after so many requests, too, for a short run.
     """
 
     target: Target
@@ -47,6 +49,7 @@ class Soak:
     seed: int = 0
     pause: float = 1.0
     plant: Plant | None = None
+    every: int | None = None
     judge: Judge = field(default_factory=Judge)
     samples: list[leaks.Sample] = field(default_factory=list)
     crash: str | None = None
@@ -110,7 +113,11 @@ class Soak:
             outcome = await client.send(http, self.target, request)
             if self.crash is None:
                 self.judge.take(outcome)
-                done(sum(self.judge.kinds.values()))
+                count = sum(self.judge.kinds.values())
+                done(count)
+                if self.every is not None and count % self.every == 0:
+                    with suppress(httpx.HTTPError):  # the server has crashed, which `_guard` notes
+                        self.samples.append(await self._sample(http))
 
     async def _guard(self, running: set[int], work: list[asyncio.Task[None]]) -> None:
         """End the traffic when a process of the server has ended, because others may then wait for it for ever."""

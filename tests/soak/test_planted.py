@@ -56,14 +56,13 @@ def stub(failure: str) -> Iterator[tuple[str, int]]:
 def soak(
     truth: Truth, monkeypatch: pytest.MonkeyPatch, failure: str = "none", plant: Plant | None = None, count: int = 200
 ) -> Report:
-    """Soak the stub, with samples in quick succession; it samples nothing."""
-    monkeypatch.setattr("tests.soak.run.SAMPLE_SECONDS", 0.0)
+    """Soak the stub, which samples nothing."""
     monkeypatch.setattr("tests.soak.run.DRAIN_SECONDS", 0.5)
     monkeypatch.setitem(leaks.TOLERANCES, "threads", leaks.TOLERANCES["connections"])  # the stub has one for each
     given = with_wrong_token(truth) if plant == "token" else truth
     traffic = (request for request in Traffic(given, 1, PROPOSERS) if request.kind != "sampled")
     with stub(failure) as (url, session):
-        run = Soak(TARGETS["vllm"], url, session, Path("/dev/null"), truth, traffic, plant=plant, pause=0.05)
+        run = Soak(TARGETS["vllm"], url, session, Path("/dev/null"), truth, traffic, plant=plant, pause=0.05, every=10)
         return asyncio.run(run.run(count, 1.0))
 
 
