@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _MovedRooms:
-    """An import finder, asked last, that says where the modules of former versions are now."""
+    """An import finder that says where the modules of former versions are now."""
 
     @staticmethod
     def find_spec(fullname: str, path: object = None, target: object = None) -> None:
@@ -39,7 +39,7 @@ class _MovedRooms:
 
 
 _TOOLS = ("audit", "bench", "cli", "client", "demo", "forecast", "replay")
-sys.meta_path.append(_MovedRooms)
+sys.meta_path.insert(0, _MovedRooms)  # first, as Python takes a folder that was left behind for a package
 
 
 def __dir__() -> list[str]:

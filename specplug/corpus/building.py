@@ -91,7 +91,7 @@ def remaining(segment: Segment, kept: npt.NDArray[np.bool_]) -> tuple[dict[str, 
     numbers = np.zeros(len(segment.corpora), np.int32)
     numbers[used] = np.arange(used.size)
     return {
-        "starts": np.cumsum([1, *sizes[kept]]),
+        "starts": np.cumsum(np.concatenate([[1], sizes[kept]])),
         "lengths": segment.lengths[kept],
         "name_ends": np.cumsum(names[kept]),
         "name_hashes": segment.name_hashes[in_order],

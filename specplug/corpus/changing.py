@@ -6,11 +6,10 @@ as long as the next, so there are few, and a text is seldom written again.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -86,14 +85,22 @@ class Change:
         return commit(self._folder, self.before, self._merged(list(entries)))
 
     def _merged(self, entries: list[SegmentEntry]) -> list[SegmentEntry]:
-        while (run := choose(entries, self._segment_tokens)) is not None:
+        """Merge neighbours as far as it goes: neither a damaged one nor a full disk keeps a change from being made."""
+        damaged = set[SegmentEntry]()
+        while (run := choose(entries, self._segment_tokens, damaged)) is not None:
+            segments = list[Segment]()
+            for entry in entries[run]:
+                try:
+                    segments.append(opened_entry(self._folder, entry, self._tokenizer))
+                    check_sections(segments[-1])
+                except CorpusError:
+                    damaged.add(entry)
+            if not damaged.isdisjoint(entries[run]):
+                continue
             try:
-                segments = [Segment(self._folder / entry.file, self._tokenizer) for entry in entries[run]]
-                for segment in segments:
-                    check_sections(segment)
+                entries[run] = self.added(chain.from_iterable(map(documents_of, segments)))
             except CorpusError:
-                break  # a damaged neighbour must not keep others from being added
-            entries[run] = self.added(chain.from_iterable(map(documents_of, segments)))
+                break
         return entries
 
     def _written(self, sections: Sections, corpora: Sequence[str]) -> SegmentEntry:
@@ -103,19 +110,43 @@ class Change:
         return SegmentEntry.of(Segment(path))
 
 
-def choose(entries: Sequence[SegmentEntry], segment_tokens: int) -> slice | None:
-    """Return the run of neighbours to merge next, None if there is nothing to merge.
+def choose(
+    entries: Sequence[SegmentEntry], segment_tokens: int, damaged: Collection[SegmentEntry] = ()
+) -> slice | None:
+    """Return the run of neighbours to merge next into one segment, None if there is nothing to merge.
 
-    A segment is merged with those after it if it is at most `RATIO` times as long; those over half of the limit stay.
+    A segment is merged with those after it if it is at most `RATIO` times as long; those over half of the limit stay,
+    and so do damaged ones.
     """
-    sizes = [math.inf if 2 * entry.text > segment_tokens else max(entry.text, _SMALLEST) for entry in entries]
-    for last in range(len(sizes) - 1, 0, -1):
+    stays = [2 * entry.text > segment_tokens or entry in damaged for entry in entries]
+    for last in range(len(entries) - 1, 0, -1):
         first = last
-        while first and sizes[first - 1] <= RATIO * sum(sizes[first : last + 1]) < math.inf:
+        text = entries[last].text
+        while first and not stays[first - 1] and not stays[last]:
+            before = entries[first - 1].text
+            if max(before, _SMALLEST) > RATIO * max(text, _SMALLEST) or before + text > segment_tokens:
+                break
             first -= 1
+            text += before
         if first < last:
             return slice(first, last + 1)
     return None
+
+
+def opened_entry(
+    folder: Path, entry: SegmentEntry, tokenizer: Fingerprint | None, *, readahead: bool = False
+) -> Segment:
+    """Open the segment that a manifest names; raises CorpusError also if it does not match the manifest."""
+    segment = Segment(folder / entry.file, tokenizer, readahead=readahead)
+    same = (len(segment), segment.size, segment.text.size) == (entry.documents, entry.size, entry.text)
+    if not same or {part.corpus for part in entry.parts} != set(segment.corpora):
+        raise CorpusError.build(
+            "a segment is not the one that its manifest means",
+            who=str(segment.path),
+            found=f"{len(segment)} documents, {segment.size} bytes",
+            expected=f"{entry.documents} documents, {entry.size} bytes",
+        )
+    return segment
 
 
 def clean(folder: Path, named: Callable[[], set[str]]) -> None:
@@ -124,4 +155,5 @@ def clean(folder: Path, named: Callable[[], set[str]]) -> None:
         files = named()
         for name in os.listdir(folder):
             if _OWN_FILE.fullmatch(name) and name not in files:
-                (folder / name).unlink(missing_ok=True)
+                with suppress(OSError):
+                    (folder / name).unlink()

@@ -32,6 +32,10 @@ _POLL_SECONDS = 0.01
 _HOLDER = re.compile(rb"(\d+\n)?")
 
 
+class BusyError(CorpusError):
+    """Another process is changing the store."""
+
+
 def yield_gil() -> None:
     """Release the GIL for other threads: a Python loop otherwise releases it only every 5 ms."""
     time.sleep(0)
@@ -169,8 +173,9 @@ def held(path: Path, seconds: float) -> Iterator[None]:
     """Hold a lock file exclusively, among processes and threads; the system releases it if the holder dies.
 
     Raises:
-        CorpusError: another holder did not release it within `seconds` (the message has the process id that it wrote
-            to the file), the file is not a lock, or the file system has no locks.
+        BusyError: another holder did not release it within `seconds`; the message has the process id that it wrote to
+            the file.
+        CorpusError: the file is not a lock, or the file system has no locks.
     """
     with os_errors_named(path):
         check_folder(path.parent)
@@ -180,7 +185,7 @@ def held(path: Path, seconds: float) -> Iterator[None]:
         while not _is_locked(handle, path):
             if time.monotonic() >= deadline:
                 holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
-                raise CorpusError.build(
+                raise BusyError.build(
                     "the corpus store is being changed by another process",
                     who=str(path),
                     found=f"process {holder or 'unknown'} still holds it after {seconds:g} s",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from specplug.corpus.changing import Change, clean
+from specplug.corpus.changing import Change, clean, opened_entry
 from specplug.corpus.documents import Tokens
 from specplug.corpus.files import check_folder, fsync_folder, held, make_folder, os_errors_named, yield_gil
 from specplug.corpus.manifest import Manifest, SegmentEntry, commit, load
@@ -26,6 +27,8 @@ LOCK_FILE = "lock"
 T = TypeVar("T")
 
 _TRIES = 8
+
+_log = logging.getLogger("specplug")
 
 
 class CorpusInfo(NamedTuple):
@@ -128,7 +131,7 @@ class Tenant:
     def remove_documents(self, corpus: str, names: Sequence[str]) -> Removed:
         """Remove all documents of a corpus that have one of the names.  If any name is missing, nothing is removed."""
         with self.changing(corpus) as change:
-            searched = {entry: self.checked(entry) for entry in change.before.segments if entry.has(corpus)}
+            searched = {entry: self.open(entry) for entry in change.before.segments if entry.has(corpus)}
             found = {entry: _found(segment, names, corpus) for entry, segment in searched.items()}
             for number, name in enumerate(names):
                 if not any(indices[number] for indices in found.values()):
@@ -141,7 +144,7 @@ class Tenant:
                     continue
                 kept = np.ones(entry.documents, bool)
                 kept[gone] = False
-                entries += change.kept(searched[entry], kept)
+                entries += change.kept(self.checked(entry), kept)
             return _removed(change.before, change.commit(entries))
 
     @contextmanager
@@ -183,25 +186,14 @@ class Tenant:
             return []
         try:
             segment = self.checked(entry)
-        except CorpusError:  # it serves nothing, and is deleted with the last of its corpora
+        except CorpusError as error:
+            if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+                raise  # it may be whole
+            _log.warning(
+                "corpus store: %s: it serves nothing from now on, and goes with the last of its corpora", error
+            )
             return [replace(entry, parts=left)]
         return change.kept(segment, segment.corpus_of != segment.corpora.index(corpus))
-
-
-def opened_entry(
-    folder: Path, entry: SegmentEntry, tokenizer: Fingerprint | None, *, readahead: bool = False
-) -> Segment:
-    """Open the segment that a manifest names; raises CorpusError also if it does not match the manifest."""
-    segment = Segment(folder / entry.file, tokenizer, readahead=readahead)
-    same = (len(segment), segment.size, segment.text.size) == (entry.documents, entry.size, entry.text)
-    if not same or {part.corpus for part in entry.parts} != set(segment.corpora):
-        raise CorpusError.build(
-            "a segment is not the one that its manifest means",
-            who=str(segment.path),
-            found=f"{len(segment)} documents, {segment.size} bytes",
-            expected=f"{entry.documents} documents, {entry.size} bytes",
-        )
-    return segment
 
 
 def folders(root: Path) -> list[Path]:

@@ -10,10 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from specplug.corpus.changing import opened_entry
 from specplug.corpus.manifest import MANIFEST_FILE, SegmentEntry, load
 from specplug.corpus.segment import Segment
 from specplug.corpus.store import read_store
-from specplug.corpus.tenant import TENANTS, folders, opened_entry
+from specplug.corpus.tenant import TENANTS, folders
 from specplug.errors import SpecplugError, describe
 from specplug.text.fingerprint import Fingerprint
 

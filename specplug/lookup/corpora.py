@@ -70,8 +70,8 @@ class Corpora(NamedTuple):
         corpus: [N] int32, the texts and places of all segments; other entries must not be read.
         segments: [G, SEGMENT_FACTS] int64, by column; see `TEXT`.  The segments of a tenant follow each other.
         tenants: [T + 1] int32, the first segment of each tenant by its number, and the end; 0 is no tenant.
-        documents: [D, 2] int32, where each document begins in its segment's text, and the number of its corpus, 0 if it
-            must not be drafted from.
+        documents: [D, 2] int32, where each document begins in its segment's text, and the number of its
+            corpus.
         corpus_matches: [S, R, CORPUS_CANDIDATES] int64, scratch of a step, by row: the best matches in each segment,
             (2 * tokens + whether the corpus is named) * 2^32 + place in the segment's text, best first; 0 for none.
     """

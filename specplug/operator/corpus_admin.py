@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from specplug.corpus.building import load_sorting
 from specplug.corpus.documents import Document, tokenized_many
+from specplug.corpus.files import BusyError
 from specplug.corpus.store import STORE_FILE, Store
 from specplug.corpus.tenant import CorpusInfo
 from specplug.corpus.view import View
@@ -43,6 +44,8 @@ def status_of(error: Exception) -> int:
         return 409
     if isinstance(error, AbsentError):
         return 404
+    if isinstance(error, BusyError):
+        return 503
     cause = error.__cause__
     if isinstance(cause, OSError):
         return 507 if cause.errno in _FULL else 500

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specplug.corpus.changing import opened_entry
 from specplug.corpus.manifest import MANIFEST_FILE, MANIFEST_FORMAT
 from specplug.corpus.sealed import sealed
 from specplug.corpus.segment import SECTIONS, SEGMENT_FORMAT, Segment, write_segment
 from specplug.corpus.store import STORE_FORMAT, Store
-from specplug.corpus.tenant import opened_entry
 from specplug.corpus.view import View
 from specplug.errors import CorpusError
 from specplug.lookup.corpora import Segment as Searched

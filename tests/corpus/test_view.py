@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from specplug.corpus import tenant, view
+from specplug.corpus import changing, view
 from specplug.corpus.manifest import MANIFEST_FILE
 from specplug.corpus.store import Store
 from specplug.corpus.view import Snapshot, View
@@ -45,8 +45,8 @@ def test_an_empty_store_and_none(tmp_path, store):
 
 def test_changes_are_seen_and_only_new_segments_are_opened(store, monkeypatch):
     seen, prefix = View(store.root, None), []
-    real = tenant.Segment
-    monkeypatch.setattr(tenant, "Segment", lambda path, *a, **k: prefix.append(path) or real(path, *a, **k))
+    real = changing.Segment
+    monkeypatch.setattr(changing, "Segment", lambda path, *a, **k: prefix.append(path) or real(path, *a, **k))
     store.add("a", some_documents(0))
     first = seen.refresh()
     assert seen.refresh() is None

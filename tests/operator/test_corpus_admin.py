@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import errno
 import fcntl
+import functools
 import json
 import os
 import threading
@@ -237,6 +238,14 @@ def test_a_full_disk_is_reported_and_costs_nothing(admin, monkeypatch, number, s
         broken.setattr(corpus_files.os, "fsync", full)
         assert os.strerror(number) in refusal(status, add, admin, name="two", documents=["abc"])
     assert listed(admin) == {"": {"one": 3}}
+    add(admin, name="two", documents=["abc"])
+
+
+def test_a_tenant_that_another_process_changes_is_busy(admin, root, monkeypatch):
+    add(admin, name="one", documents=["abc"])
+    monkeypatch.setattr(Store, "create", functools.partial(Store.create, lock_seconds=0.0))
+    with corpus_files.held(root / "tenants" / "t-" / "lock", 1):
+        assert "is being changed by another process" in refusal(503, add, admin, name="two", documents=["abc"])
     add(admin, name="two", documents=["abc"])
 
 
