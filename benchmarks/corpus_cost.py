@@ -13,7 +13,7 @@ makes a draft; the smallest draft, one token, is requested, and this corpus is a
 The store is verified, or no figures are printed; tests/lookup and tests/corpus check what the search finds.
 
 Further measurements are the memory of two processes that have the store open, before and after queries, and the time of
-a query with up to 64 corpora, each in its own segment, and after merging them.
+a query with up to 64 corpora, in the segments to which their additions were merged.
 """
 
 from __future__ import annotations

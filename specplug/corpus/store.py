@@ -157,7 +157,8 @@ class Store:
     def remove(self, corpus: str, *, documents: Sequence[str] | None = None, tenant: str = "") -> Removed:
         """Remove a corpus, or all of its documents that have one of the names.
 
-        Their segments are written anew without them, so the disk needs room for these, and no file has their text.
+        Their segments are written anew without them, so the disk needs room for these, and no file has their text.  A
+        damaged segment keeps it until the last of its corpora is removed; the log names it.
 
         Raises:
             CorpusError: there is no such corpus or document; nothing is removed.

@@ -124,7 +124,7 @@ def test_a_store_that_cannot_be_made_is_not_there(tmp_path):
 
 
 def test_kill_9_at_any_moment_loses_nothing(tmp_path):
-    """A process that adds and removes is killed again and again; what it said was done is done."""
+    """A process that adds and removes is killed again and again; what it printed as done is done."""
     new_store(tmp_path)
     work = (
         "import sys; from pathlib import Path; from tests.corpus.tools import *\n"
@@ -328,7 +328,8 @@ def test_neighbours_that_cannot_be_merged_keep_no_change_from_being_made(tmp_pat
     store = new_store(tmp_path)
     for i in range(3):
         store.add(f"c{i}", some_documents(i))
-    write, written = changing.write_segment, []
+    write = changing.write_segment
+    written = []
 
     def full(path, *arguments):
         written.append(path)

@@ -75,7 +75,9 @@ def test_many_add_to_one_tenant_at_once(tmp_path):
 def test_who_changes_a_tenant_that_is_being_changed_waits(tmp_path):
     """The second one of the same corpus is refused when the first one is done, and one of another tenant at no time."""
     store = new_store(tmp_path, lock_seconds=60)
-    inside, goes_on, done = threading.Event(), threading.Event(), []
+    inside = threading.Event()
+    goes_on = threading.Event()
+    done = []
 
     def slow():
         yield from some_documents(1)

@@ -70,7 +70,7 @@ def _watch_launches() -> None:
     if "sglang" in sys.modules:
         from specplug_sglang.verification import trees
 
-        _wrap(trees, "nodes", "append")
+        _wrap(trees, "verification", "append")
     if os.environ.get("TRITON_INTERPRET") == "1":
         from triton.runtime.interpreter import InterpretedFunction
 

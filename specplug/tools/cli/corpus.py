@@ -163,7 +163,8 @@ def remove(
 ) -> None:
     """Remove a corpus, or documents of it.
 
-    Servers stop drafting from it as soon as they see the change. No file of the store has its text afterwards.
+    Servers stop drafting from it as soon as they see the change. No file of the store has its text afterwards;
+    a damaged one, which the log names, keeps it until the last of its corpora is removed.
 
     Examples:
 
