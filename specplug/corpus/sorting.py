@@ -70,7 +70,8 @@ def sorted_places(text: Tokens, cap: int = KEY_TOKENS) -> npt.NDArray[np.int32]:
         text = _compacted(text)
     places: npt.NDArray[np.int32]
     places, ends = _by_last_token(text, int(text.max()) + 1)
-    _sort_groups(text, places, ends, cap)
+    if cap > 1:
+        _sort_groups(text, places, ends, cap)
     return places
 
 
