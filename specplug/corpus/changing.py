@@ -83,8 +83,9 @@ class Change:
         for entry in self.before.segments:
             if entry not in gone or not gone[entry].any():
                 entries.append(entry)
-            elif not gone[entry].all():
-                segment = self.tenant.checked(entry)
+                continue
+            segment = self.tenant.checked(entry)
+            if not gone[entry].all():
                 try:
                     entries.append(self._written(*remaining(segment, ~gone[entry])))
                 except (IndexError, ValueError) as error:  # a place or a name that leads out of the file

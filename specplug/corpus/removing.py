@@ -37,13 +37,13 @@ def remove_corpus(tenant: Tenant, corpus: str) -> Removed:
     """Remove a whole corpus, from damaged segments too; these serve nothing from then on."""
     with changing(tenant, corpus) as change:
         gone = dict[SegmentEntry, npt.NDArray[np.bool_]]()
-        damaged = dict[SegmentEntry, list[SegmentEntry]]()
+        replaced = dict[SegmentEntry, list[SegmentEntry]]()
         for entry in change.before.segments:
             if not entry.has(corpus):
                 continue
             left = tuple([part for part in entry.parts if part.corpus != corpus])
             if not left:
-                gone[entry] = np.ones(1, bool)
+                replaced[entry] = []
                 continue
             try:
                 segment = tenant.checked(entry)
@@ -52,10 +52,10 @@ def remove_corpus(tenant: Tenant, corpus: str) -> Removed:
                     raise  # it may be whole
                 text = "corpus store: %s: it serves nothing from now on, and goes with the last of its corpora"
                 _log.warning(text, error)
-                damaged[entry] = [replace(entry, parts=left)]
+                replaced[entry] = [replace(entry, parts=left)]
             else:
                 gone[entry] = segment.corpus_of == segment.corpora.index(corpus)
-        entries = [it for entry in change.without(gone) for it in damaged.get(entry, [entry])]
+        entries = [it for entry in change.without(gone) for it in replaced.get(entry, [entry])]
         return Removed.between(change.before, change.commit(entries))
 
 
