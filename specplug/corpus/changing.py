@@ -178,7 +178,7 @@ def choose(
 
 
 def clean(tenant: Tenant) -> None:
-    """Delete segments that no manifest names: merged ones, and those of killed writers.  Call with the lock held."""
+    """Delete segments that no manifest names: merged ones, and those of killed writers.  Needs the tenant's lock."""
     with suppress(OSError, CorpusError):  # a manifest that cannot be read may name them
         files = tenant.manifest().files()
         for name in os.listdir(tenant.folder):

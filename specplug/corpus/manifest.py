@@ -145,7 +145,7 @@ def load(folder: Path, tenant: str | None = None) -> Manifest:
 
 
 def commit(folder: Path, before: Manifest, entries: Iterable[SegmentEntry]) -> Manifest:
-    """Replace the manifest `before` by one with these entries; return it.  Call with the lock held.
+    """Replace the manifest `before` by one with these entries; return it.  Call within the tenant's lock.
 
     Raises:
         CorpusError: it could not be written; `before` is still in place.
@@ -171,4 +171,3 @@ def commit(folder: Path, before: Manifest, entries: Iterable[SegmentEntry]) -> M
             with suppress(OSError):
                 old.unlink()
     return manifest
-

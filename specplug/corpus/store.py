@@ -36,7 +36,7 @@ STORE_FORMAT = "specplug corpus store"
 STORE_FILE = "store.json"
 
 SEGMENT_TOKENS = 64 << 20
-"""The most text of one segment, in tokens; building one takes about 16 bytes of memory per token."""
+"""The maximum text of one segment, in tokens; building one takes about 16 bytes of memory per token."""
 
 LOCK_SECONDS = 60.0
 """Seconds to wait for another process that changes the same tenant."""
@@ -74,7 +74,7 @@ class Store:
 
         Args:
             root: its folder.
-            segment_tokens: the most text of one segment, and so of one document; building takes 16 bytes per token.
+            segment_tokens: the maximum text of one segment, and so of one document; building takes 16 bytes per token.
             lock_seconds: how long to wait for another process that changes the same tenant.
 
         Raises:
@@ -123,7 +123,7 @@ class Store:
             documents: consumed one at a time; documents without tokens are skipped.  Names may repeat.
             tenant: its tenant; only this tenant's requests draft from it.
             extend: add to an existing corpus, skipping documents that it already has with identical content.
-            max_tokens: the most tokens that the tenant may have afterwards; None: no limit.
+            max_tokens: the maximum number of tokens that the tenant may have afterwards; None: no limit.
             progress: called with the numbers of documents and tokens so far, after each document.
 
         Raises:

@@ -59,7 +59,7 @@ class ModelFacts:
 
     @property
     def max_length(self) -> int | None:
-        """The most tokens of a text; None if the configuration does not say."""
+        """The maximum number of tokens of a text; None if the configuration does not say."""
         found = getattr(self.text, "max_position_embeddings", None)
         return found if isinstance(found, int) else None
 
@@ -74,11 +74,13 @@ class ModelFacts:
     def quantised_bits(self) -> float | None:
         """Bits of a quantised weight; None if the weights have the dtype, or are quantised in a way not known here."""
         quantisation = getattr(self.config, "quantization_config", None)
-        given = quantisation if isinstance(quantisation, dict) else getattr(quantisation, "__dict__", {})
-        found: list[Any] = [bits for key, bits in _BITS.items() if given.get("quant_method") == key or given.get(key)]
-        groups = (given.get("config_groups") or {}).values()
+        settings = quantisation if isinstance(quantisation, dict) else getattr(quantisation, "__dict__", {})
+        found: list[Any] = [
+            bits for key, bits in _BITS.items() if settings.get("quant_method") == key or settings.get(key)
+        ]
+        groups = (settings.get("config_groups") or {}).values()
         found += [(group.get("weights") or {}).get("num_bits") for group in groups if isinstance(group, dict)]
-        found.append(given.get("bits"))
+        found.append(settings.get("bits"))
         return next((float(bits) for bits in found if bits), None)
 
     @property
