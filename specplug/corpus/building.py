@@ -25,7 +25,7 @@ def checked(document: Document, vocab_size: int) -> list[Tokens]:
     Raises:
         CorpusError: its name is invalid, or a text is not a one-dimensional array of token ids below `vocab_size`.
     """
-    check_name("document", document.name, largest=MAX_DOCUMENT_NAME)
+    check_name("document", document.name, max_length=MAX_DOCUMENT_NAME)
     texts = []
     for ids in (document.token_ids, *document.prefixes):
         text = np.asarray(ids)

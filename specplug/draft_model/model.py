@@ -76,9 +76,8 @@ class DraftModel:
     @property
     def cache_elements(self) -> int:
         """Elements of the keys and values of one token, after `warm_up`."""
-        written = [
-            states for layer in self._cache.layers if layer.is_initialized for states in (layer.keys, layer.values)
-        ]
+        layers: list[Any] = self._cache.layers
+        written = [states for it in layers if it.is_initialized for states in (it.keys, it.values)]
         return sum(int(states.shape[2] * states.shape[3]) for states in written)
 
     @torch.inference_mode()
