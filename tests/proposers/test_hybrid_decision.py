@@ -41,7 +41,7 @@ def made(clock: Clock):
 
 
 @pytest.mark.parametrize(
-    ("found", "learnt", "length", "expected", "asked"),
+    ("found", "learnt", "length", "expected", "limits"),
     [
         (FOUND, [], DRAFT_LENGTH, SEVERAL, [0, 0, DRAFT_LENGTH]),
         # what the model's drafts are worth is known by request
@@ -51,12 +51,12 @@ def made(clock: Clock):
         (SURE, [(0, 8), (1, 8), (2, 8)], 4, [[5, 6], [1, 2], [3, 4]], [4, 4, 4]),
     ],
 )
-def test_each_row_has_the_draft_that_is_expected_to_have_more_accepted(made, found, learnt, length, expected, asked):
+def test_each_row_has_the_draft_that_is_expected_to_have_more_accepted(made, found, learnt, length, expected, limits):
     it = made(found, DRAFTED)
     for slot, accepted in learnt:
         it.hybrid.gains.learn(slot, accepted)
     assert ids(it.draft(length)) == expected
-    assert (it.lookup.limits, it.model.limits) == ([[length] * 3], [asked])
+    assert (it.lookup.limits, it.model.limits) == ([[length] * 3], [limits])
 
 
 def test_lookups_rest_follows_a_model_that_agrees(made):
