@@ -244,7 +244,7 @@ def test_a_full_disk_is_reported_and_costs_nothing(admin, monkeypatch, number, s
 def test_a_tenant_that_another_process_changes_is_busy(admin, root, monkeypatch):
     add(admin, name="one", documents=["abc"])
     monkeypatch.setattr(Store, "create", functools.partial(Store.create, lock_seconds=0.0))
-    with corpus_files.held(root / "tenants" / "t-" / "lock", 1):
+    with corpus_files.locked(root / "tenants" / "t-" / "lock", 1):
         assert "is being changed by another process" in refusal(503, add, admin, name="two", documents=["abc"])
     add(admin, name="two", documents=["abc"])
 
