@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from specplug.corpus.store import STORE_FILE
-from specplug.errors import PluginError, SpecplugError, describe, ends_process
+from specplug.errors import PluginError, SpecplugError, describe, ends_process, shown
 from specplug.faults import FaultGuard, FaultSink
 from specplug.grammar.drafts import SOURCE
 from specplug.interfaces import Planner, PluginContext, Proposer, Trimmer, Verifier
@@ -31,9 +31,8 @@ from specplug.pipeline.runner import ProposerRunner
 from specplug.plugins import specs
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import PluginSpec, PolicySpec, ProposerSpec, VerifierSpec, trimming
-from specplug.settings.mistakes import shown
+from specplug.settings.checks import plugin_options
 from specplug.settings.model import Section, Settings
-from specplug.settings.sources import plugin_options
 from specplug.trace import TraceWriter
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft

@@ -13,12 +13,13 @@ from types import ModuleType
 import pytest
 import typer.main
 
+from specplug.mistakes import leaves
 from specplug.plugins import specs
-from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.registry import KINDS, Owner, Registry
 from specplug.plugins.specs import CheckResult, PluginSpec
 from specplug.requests.parsing import parse_request_fields
 from specplug.requests.schema import RequestFields
-from specplug.settings import KINDS, Limits, Settings, leaves, load_settings
+from specplug.settings import Limits, Settings, load_settings
 from specplug.tools.cli.app import app
 from specplug.tools.cli.new import TEMPLATES
 
@@ -140,7 +141,8 @@ def test_the_example_check_gives_a_result():
 def test_every_setting_is_documented_with_its_default_and_no_other():
     rows = table(sections("settings.md")["Server settings"], "Setting")
     documented = {key: json.loads(row[1].strip("`")) for key, row in rows.items()}
-    assert documented == {leaf.key: list(leaf.default) if leaf.default == () else leaf.default for leaf in leaves()}
+    defaults = {leaf.key: leaf.default for leaf in leaves(Settings)}
+    assert documented == {key: list(value) if value == () else value for key, value in defaults.items()}
 
 
 def test_every_request_field_is_documented_with_its_default_and_no_other():
@@ -170,7 +172,7 @@ def test_example_requests_are_valid_and_the_three_forms_say_the_same():
     references, names, fields = code_blocks("settings.md", "json")
 
     def parse(text: str):
-        return parse_request_fields(text, tokenize=lambda s: list(s.encode()), vocab_size=256, limits=Limits())
+        return parse_request_fields(json.loads(text), tokenize=lambda s: list(s.encode()), vocab_size=256, limits=Limits())
 
     for forms in (references, names):
         first, *others = [parse(line) for line in forms.splitlines()]

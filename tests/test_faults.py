@@ -15,11 +15,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from specplug.errors import ContractError, PluginError, text_of
+from specplug.errors import ContractError, PluginError, shown, text_of
 from specplug.faults import FaultGuard, LateDraft, status_of
 from specplug.pipeline.worker import JobThread
 from specplug.plugins.specs import PolicySpec
-from specplug.settings.mistakes import shown
 
 OFF, ON = False, True
 

@@ -21,8 +21,9 @@ from specplug.metrics import SpecMetrics
 from specplug.operator.startup import start_line
 from specplug.plugins.registry import Registry, default_registry
 from specplug.plugins.specs import VerifierSpec
+from specplug.settings.checks import acceptance_thresholds
 from specplug.settings.model import Settings
-from specplug.settings.sources import acceptance_thresholds, load_settings
+from specplug.settings.sources import load_settings
 from specplug.types.caps import Distribution, EngineCaps, Ragged
 from specplug.types.plan import StepCost
 from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, RequestEvent

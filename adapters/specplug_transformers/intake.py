@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specplug.errors import RequestError
+from specplug.errors import RequestError, shown
 from specplug.interfaces import PluginContext
 from specplug.requests.clients import isolation_key
 from specplug.requests.parsing import parse_request_fields
-from specplug.settings.mistakes import shown
 from specplug.settings.model import Settings
 from specplug.types.request import Request, digest_of
 from specplug_transformers.params import Processor, SamplingParams, build_processors

@@ -15,8 +15,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from specplug.corpus.files import checksum
 from specplug.corpus.names import check_name
-from specplug.errors import CorpusError, SpecplugError, describe
-from specplug.settings.mistakes import shown
+from specplug.errors import CorpusError, SpecplugError, describe, shown
 
 T = TypeVar("T")
 

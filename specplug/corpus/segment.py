@@ -18,8 +18,7 @@ from specplug.corpus.documents import Tokens
 from specplug.corpus.files import PIECE, checksum, open_file, write_file
 from specplug.corpus.names import name_hash
 from specplug.corpus.sealed import CorpusName, Offset, String, opened, parsed, sealed, torn
-from specplug.errors import CorpusError, describe
-from specplug.settings.mistakes import shown
+from specplug.errors import CorpusError, describe, shown
 from specplug.text.fingerprint import Fingerprint
 
 SEGMENT_FORMAT = "specplug corpus segment"

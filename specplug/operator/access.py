@@ -13,8 +13,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from specplug.errors import SpecplugError
-from specplug.settings.mistakes import shown
+from specplug.errors import SpecplugError, shown
 
 KEY_VARIABLE = "SPECPLUG_OPERATOR_KEY"
 KEY_HEADER = "X-Specplug-Operator-Key"

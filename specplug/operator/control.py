@@ -6,7 +6,6 @@ ceiling at every step.  The latest change wins, whichever way it came.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import stat
@@ -15,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from specplug.errors import SettingsError
-from specplug.settings.mistakes import from_pydantic, shown, together
+from specplug.mistakes import json_value, required_mapping, validated
 from specplug.settings.model import MAX_SPECULATIVE_TOKENS, Settings
 
 logger = logging.getLogger("specplug")
@@ -162,27 +161,20 @@ def parse_order(order: Any, who: str) -> Order:
     Raises:
         SettingsError: it is not a mapping, or keys are unknown or values bad; one message lists all of them.
     """
-    if not isinstance(order, dict):
-        raise SettingsError.build("malformed order", who=who, found=shown(order), expected="a JSON object")
-    try:
-        return Order.model_validate(order)
-    except ValidationError as error:
-        mistakes = from_pydantic(error, Order, "key")
-        raise SettingsError(together([mistake.line(who) for mistake in mistakes], "key")) from error
+    required_mapping(order, SettingsError, "malformed order", who=who)
+    return validated(Order, order, SettingsError, "key", who)
 
 
 def _load(path: Path, is_file: bool) -> Any:
     """Read the control file, which must be a plain file: any other kind could block the scheduler forever."""
+    what = "cannot read the control file"
     if not is_file:
-        raise SettingsError.build("cannot read the control file", who=str(path), expected="a plain file")
+        raise SettingsError.build(what, who=str(path), expected="a plain file")
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_BYTES + 1)
-        if len(text) > _MAX_BYTES:
-            raise ValueError(f"more than {_MAX_BYTES} bytes")
-        return json.loads(text.decode())
-    except (OSError, ValueError, RecursionError) as error:
-        found = error.strerror if isinstance(error, OSError) else str(error)
-        raise SettingsError.build(
-            "cannot read the control file", who=str(path), found=found, expected="a JSON object"
-        ) from error
+    except OSError as error:
+        raise SettingsError.build(what, who=str(path), found=error.strerror) from error
+    if len(text) > _MAX_BYTES:
+        raise SettingsError.build(what, who=str(path), found=f"more than {_MAX_BYTES} bytes")
+    return json_value(text, SettingsError, what, who=str(path), expected="a JSON object")

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 
-from specplug.errors import EngineError, RequestError, SpecplugError
+from specplug.errors import RequestError, SpecplugError
 from specplug.explain.explanation import Explanation
 from specplug.operator.access import Operators
 from specplug.operator.control import Order
-from specplug.operator.corpus_admin import CorpusAdmin, status_of
+from specplug.operator.corpus_admin import CorpusAdmin, http_status
 from specplug.operator.explainer import Explainer
-from specplug.operator.orders import EXAMPLES, BodyError, add_schema, read_body, read_order
+from specplug.operator.orders import EXAMPLES, add_order_schema, read_body, read_order
 
 _EXAMPLES = {
     "off": {"value": {"mode": "off"}},
@@ -30,6 +30,7 @@ _EXAMPLES = {
 T = TypeVar("T")
 
 _CORPORA = "/specplug/corpora"
+_IN_PARTS = ", corpora.max_request_bytes. Send part of the documents, and the others with 'extend': true"
 
 Engines = list[Any]
 """What each engine of a server answers, by data-parallel rank."""
@@ -84,7 +85,7 @@ def attach(app: FastAPI, decorate: Callable[[Any], Any] = lambda route: route) -
     add("/specplug/mode", set_mode, "POST", what, requestBody=_json(Order.model_json_schema(), _EXAMPLES))
     add(_CORPORA, list_corpora, "GET", "The corpora that proposers draft from, by tenant, and problems of the store")
     what = "Add a corpus, or documents to a corpus; all documents are added or none"
-    add(_CORPORA, add_corpus, "POST", what, requestBody=_json(add_schema(), EXAMPLES))
+    add(_CORPORA, add_corpus, "POST", what, requestBody=_json(add_order_schema(), EXAMPLES))
     parameters = [_query("tenant", "the corpus's tenant"), _query("document", "remove only these documents", True)]
     what = "What drafted each token of an answer, and why it was slow, from the trace"
     named = [_query("request", "the answer's id, or the begin of it"), _query("tenant", "only of this tenant")]
@@ -96,17 +97,14 @@ def attach(app: FastAPI, decorate: Callable[[Any], Any] = lambda route: route) -
 async def read_status(request: Request) -> dict[str, Any]:
     """Answer `GET /specplug/status`."""
     server = served(request)
-    return {"versions": server.versions(), "engines": await _answer(server.ask())}
+    return {"versions": server.versions(), "engines": await _answered(server.ask())}
 
 
 async def set_mode(request: Request) -> dict[str, Any]:
     """Answer `POST /specplug/mode`."""
     server = served(request)
-    try:
-        order = await read_order(request.stream(), "/specplug/mode")
-    except BodyError as error:
-        raise HTTPException(error.status, str(error)) from error
-    return {"engines": await _answer(server.order(order))}
+    order = await _answered(read_order(request.stream(), "/specplug/mode"))
+    return {"engines": await _answered(server.order(order))}
 
 
 async def list_corpora(request: Request) -> dict[str, Any]:
@@ -117,17 +115,17 @@ async def list_corpora(request: Request) -> dict[str, Any]:
 async def add_corpus(request: Request) -> dict[str, Any]:
     """Answer `POST /specplug/corpora`."""
     corpora = served(request).corpora
+    declared = request.headers.get("content-length", "")
     async with corpora.room:
-        body = await _body(request, corpora.most_bytes)
-        return await _answered(corpora.add(body, _CORPORA))
+        body = read_body(request.stream(), corpora.max_bytes, _CORPORA, declared=declared, hint=_IN_PARTS)
+        return await _answered(corpora.add(await _answered(body), _CORPORA))
 
 
 async def remove_corpus(request: Request) -> dict[str, Any]:
     """Answer `DELETE /specplug/corpora/{name}`."""
     query = request.query_params
     name = request.path_params["name"]
-    removing = served(request).corpora.remove(name, query.getlist("document"), query.get("tenant") or "")
-    return await _answered(removing)
+    return await _answered(served(request).corpora.remove(name, query.getlist("document"), query.get("tenant") or ""))
 
 
 async def explain(request: Request) -> Explanation:
@@ -135,26 +133,7 @@ async def explain(request: Request) -> Explanation:
     explainer = served(request).explainer
     query = request.query_params
     tenant, _ = explainer.reader(request.headers.raw)
-    explaining = explainer.explain(query.get("request", ""), query.get("tenant") if tenant is None else tenant)
-    return await _answered(explaining)
-
-
-async def _body(request: Request, most: int) -> bytearray:
-    """Return the request's body.  Refuse one above `most` bytes, as soon as that is known, or one too slow."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > most:
-        raise _too_large(f"{declared} bytes", most)
-    try:
-        return await read_body(request.stream(), most)
-    except BodyError as error:
-        if error.status == 413:
-            raise _too_large(f"more than {most} bytes", most) from None
-        raise HTTPException(error.status, f"{_CORPORA}: {error}") from None
-
-
-def _too_large(found: str, most: int) -> HTTPException:
-    what = f"{_CORPORA}: the body is too large; found {found}; expected at most {most}, corpora.max_request_bytes"
-    return HTTPException(413, f"{what}. Send part of the documents, and the others with 'extend': true")
+    return await _answered(explainer.explain(query.get("request", ""), tenant or query.get("tenant")))
 
 
 async def guard(request: Request) -> None:
@@ -197,19 +176,11 @@ def served(request: Request) -> OperatedServer:
     return server
 
 
-async def _answer(pending: Awaitable[Engines]) -> Engines:
-    """Return the engines' answer; an engine's failure is a 500."""
-    try:
-        return await pending
-    except EngineError as error:
-        raise HTTPException(500, str(error)) from error
-
-
 async def _answered(pending: Awaitable[T]) -> T:
     try:
         return await pending
     except SpecplugError as error:
-        raise HTTPException(status_of(error), str(error)) from error
+        raise HTTPException(http_status(error), str(error)) from error
 
 
 def _json(schema: dict[str, Any], examples: dict[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,9 @@ _HOOKS: dict[str, type[PluginSpec]] = {
     "specplug_register_checks": CheckSpec,
 }
 
+KINDS: dict[str, type[PluginSpec]] = {spec.kind: spec for spec in _HOOKS.values()}
+"""Every kind of plug-in, in the order of listings."""
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:

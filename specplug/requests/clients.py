@@ -9,7 +9,6 @@ without that client's key.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -21,8 +20,8 @@ from typing import Any
 
 from specplug.corpus.names import check_name
 from specplug.errors import RequestError, SettingsError, SpecplugError
+from specplug.mistakes import json_object
 from specplug.requests import predicted
-from specplug.settings.mistakes import no_duplicates
 from specplug.settings.model import Limits, TenantSettings
 
 SECRET_VARIABLE = "SPECPLUG_CLIENT_SECRET"
@@ -235,15 +234,15 @@ def _checked(name: str) -> str:
 def _read(path: Path) -> Mapping[str, str]:
     """Return the tenants by the SHA-256 of API keys."""
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_duplicates)
-    except (OSError, ValueError, RecursionError) as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
         raise SettingsError.build("cannot read the tenants of keys", who=str(path), found=str(error)) from error
-    wrong = not isinstance(found, dict) or next((key for key in found if not _DIGEST.fullmatch(key)), None)
-    if wrong:
+    tenants = json_object(text, SettingsError, "malformed tenants of keys", who=str(path))
+    if not all(map(_DIGEST.fullmatch, tenants)):
         raise SettingsError.build(
             "malformed tenants of keys",
             who=str(path),
-            found="an entry that is no digest" if wrong is not True else type(found).__name__,
+            found="an entry that is no digest",
             expected="a JSON object with the SHA-256 of each API key, 64 hexadecimal digits, and its tenant",
         )
-    return {key: check_name("tenant", name) for key, name in found.items()}
+    return {key: check_name("tenant", name) for key, name in tenants.items()}

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from specplug.errors import RequestError, SettingsError, SpecplugError
 from specplug.requests import clients, wire
 from specplug.requests.clients import BusyError, Quota, RequestClient, Tenants, isolation_key
-from specplug.requests.front_end import INLINE_CHARACTERS, FieldParser
+from specplug.requests.parsing import INLINE_CHARACTERS
 from specplug.settings.model import Limits, TenantSettings
 from specplug.settings.sources import load_settings
-from specplug.text.request_tokenizer import RequestTokenizer
 from specplug.types.request import Reference, RequestOptions
+from tests.requests.parser import Bytes, parser_of
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +29,13 @@ def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(clients.SECRET_VARIABLE, "a secret")
 
 
-def shown(*headers: str) -> str | None:
-    pairs = [header.split(": ", 1) for header in headers]
-    return clients.digest([(name.encode(), value.encode()) for name, value in pairs])
+def headers(*lines: str) -> list[tuple[bytes, bytes]]:
+    pairs = [line.split(": ", 1) for line in lines]
+    return [(name.encode(), value.encode()) for name, value in pairs]
+
+
+def shown(*lines: str) -> str | None:
+    return clients.digest(headers(*lines))
 
 
 def test_a_client_is_reported_by_its_key() -> None:
@@ -120,11 +124,6 @@ def sha(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def headers(*lines: str) -> list[tuple[bytes, bytes]]:
-    pairs = [line.split(": ", 1) for line in lines]
-    return [(name.encode(), value.encode()) for name, value in pairs]
-
-
 @pytest.fixture
 def by_key(tmp_path: Path) -> Tenants:
     file = tmp_path / "tenants.json"
@@ -173,9 +172,8 @@ def test_a_header_gives_the_tenant() -> None:
 
 @pytest.mark.parametrize("given", [{"specplug_tenant": "acme"}, {"specplug": {"tenant": "acme"}}])
 def test_the_parser_refuses_it_in_every_spelling(given: dict[str, Any]) -> None:
-    found = load_settings({"tenants": {"header": "X-Tenant"}}, env={})
     with pytest.raises(RequestError, match="this server assigns tenants"):
-        FieldParser(found, 256, RequestTokenizer(object)).parsed(given)
+        parser_of(tenants={"header": "X-Tenant"}).parsed(given)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -190,7 +188,7 @@ def test_an_assigned_tenant_travels_beside_the_fields(packed: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("[", "cannot read the tenants of keys"),
+        ("[", "malformed tenants of keys"),
         ("[]", "malformed tenants of keys"),
         ('{"one": "acme"}', "64 hexadecimal digits"),
         (json.dumps({sha("one"): ""}), "tenant"),
@@ -212,25 +210,6 @@ def test_one_source_at_most() -> None:
 
 
 LIMITS = {"max_reference_tokens": 100_000, "max_client_reference_tokens": 40_000, "max_server_reference_tokens": 60_000}
-
-
-class SeenBytes:
-    """A tokenizer that records how each text starts."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def __deepcopy__(self, memo: Any) -> SeenBytes:
-        return self
-
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        self.seen.append(text[:2])
-        return list(text.encode())
-
-
-def parser_of(tokenizer: SeenBytes, **limits: int) -> FieldParser:
-    found = load_settings({"limits": LIMITS | limits}, env={})
-    return FieldParser(found, 256, RequestTokenizer(lambda: tokenizer), RequestError)
 
 
 def client(key: str | None) -> RequestClient:
@@ -255,8 +234,8 @@ def test_what_is_held_is_counted_by_client_until_released() -> None:
 
 def test_prompts_and_samples_count_and_end_with_the_http_request() -> None:
     """One request of a few megabytes could otherwise be copied into thousands of requests of the engine."""
-    tokenizer = SeenBytes()
-    own = parser_of(tokenizer)
+    tokenizer = Bytes()
+    own = parser_of(tokenizer, limits=LIMITS)
     fields = {"specplug_references": [1] * 10_000}
 
     async def serve() -> None:
@@ -278,8 +257,8 @@ def test_prompts_and_samples_count_and_end_with_the_http_request() -> None:
 
 
 def test_text_that_waits_counts_and_mistakes_release_it() -> None:
-    tokenizer = SeenBytes()
-    own = parser_of(tokenizer, max_client_reference_tokens=30_000)
+    tokenizer = Bytes()
+    own = parser_of(tokenizer, limits=LIMITS | {"max_client_reference_tokens": 30_000})
 
     async def serve() -> None:
         texts = ["x" * 50_000 for _ in range(3)]
@@ -295,8 +274,8 @@ def test_text_that_waits_counts_and_mistakes_release_it() -> None:
 
 
 def test_clients_take_turns_with_large_references() -> None:
-    tokenizer = SeenBytes()
-    own = parser_of(tokenizer, max_client_reference_tokens=10**6, max_server_reference_tokens=10**6)
+    tokenizer = Bytes()
+    own = parser_of(tokenizer, limits={"max_reference_tokens": 100_000})
 
     async def serve() -> None:
         many = [own.parse_in_thread({"specplug_references": f"a{n}" + "x" * INLINE_CHARACTERS}, "a") for n in range(6)]

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from specplug.errors import SettingsError
+from specplug.mistakes import flatten, leaves
 from specplug.plugins.registry import Owner, Registry, default_registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec, hookimpl
-from specplug.settings import CorporaSettings, Limits, Settings, leaves, load_settings, plugin_options
-from specplug.settings.mistakes import flatten
+from specplug.settings import CorporaSettings, Limits, Settings, load_settings
+from specplug.settings.checks import plugin_options
 from specplug.types.caps import ProposerCaps, VerifierCaps
 
 
@@ -100,7 +101,7 @@ def mistakes(flags=None, env=None, registry=None) -> str:
 def test_defaults_come_from_nowhere_else(registry):
     resolved = load_settings(env={}, registry=registry)
     assert resolved.settings == Settings()
-    assert set(resolved.origins) == {leaf.key for leaf in leaves()}
+    assert set(resolved.origins) == {leaf.key for leaf in leaves(Settings)}
     assert set(resolved.origins.values()) == {"default"}
     assert not resolved.was_set("verifier")
 
@@ -175,7 +176,7 @@ def test_empty_config_variable_is_no_layer(value: str):
     [
         ("/nowhere/server.toml", ["SPECPLUG_CONFIG (/nowhere/server.toml)", "cannot read", "No such file", "unset"]),
         ("server", ["SPECPLUG_CONFIG", "'server'", ".json or .toml"]),
-        ('{"mode": "off"', ["SPECPLUG_CONFIG", "malformed", "line 1", "expected JSON"]),
+        ('{"mode": "off"', ["SPECPLUG_CONFIG", "malformed", "line 1", "expected a JSON object"]),
         ("mode = off", ["SPECPLUG_CONFIG", "malformed", "line 1", "expected TOML"]),
         ('{"seed": 1, "seed": 2}', ["key 'seed' twice"]),
         ("[" * 100_000 + "=", ["malformed", "expected TOML"]),
@@ -349,7 +350,7 @@ def test_options_reach_the_plugin_as_its_own_model(registry):
 
 
 def test_every_setting_has_a_default_and_a_description():
-    for leaf in leaves():
+    for leaf in leaves(Settings):
         assert leaf.description, leaf.key
     assert Limits() == Settings().limits
     assert CorporaSettings() == Settings().corpora

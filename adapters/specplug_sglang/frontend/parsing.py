@@ -13,8 +13,9 @@ from typing import Any
 from fastapi import HTTPException
 
 from specplug.errors import RequestError
-from specplug.requests import arguments, front_end, wire
+from specplug.requests import arguments, wire
 from specplug.requests.clients import RequestClient
+from specplug.requests.parsing import FieldParser
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_sglang.config import resolved
 
@@ -37,7 +38,7 @@ CUSTOM = "custom_params"
 _HELD = "_specplug_held"  # attribute of a request whose references are counted
 
 
-class PackingParser(front_end.FieldParser):
+class PackingParser(FieldParser):
     """Parses the fields of one server's requests to a form that SGLang's transport accepts."""
 
     def parsed(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from specplug.errors import RequestError
 from specplug.requests import arguments, clients, predicted, wire
-from specplug.requests.front_end import FieldParser
+from specplug.requests.parsing import FieldParser
 from specplug.seams.seam import hook
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_vllm import seams

@@ -19,11 +19,11 @@ from rich.text import Text
 
 from specplug.cores import usable_cores
 from specplug.errors import PluginError, SettingsError, SpecplugError, describe
+from specplug.mistakes import flatten, leaves
 from specplug.operator.launches import continuation
-from specplug.plugins.registry import PluginEntry, Registry, default_registry
+from specplug.plugins.registry import KINDS, PluginEntry, Registry, default_registry
 from specplug.plugins.specs import HYBRID, CheckResult, CheckSpec, PluginSpec, PolicySpec, ProposerSpec, resolve
-from specplug.settings import KINDS, ResolvedSettings, Settings, leaves, load_settings
-from specplug.settings.mistakes import flatten
+from specplug.settings import ResolvedSettings, Settings, load_settings
 from specplug.settings.sources import after_engine
 from specplug.tools.cli.launch import Raw, read_text
 from specplug.tools.cli.output import AsJson, console, show, table
@@ -184,7 +184,7 @@ def _unknown_launch(registry: Registry, found: Sequence[CheckReport], launch: st
 
 def _values(resolved: ResolvedSettings) -> list[dict[str, Any]]:
     """Return each setting in effect, its origin and meaning; plug-in options have the description of `options`."""
-    meanings = {leaf.key: leaf.description for leaf in leaves()}
+    meanings = {leaf.key: leaf.description for leaf in leaves(Settings)}
     found = [(key, value, resolved.origins[key]) for key, value in flatten(resolved.settings.model_dump())]
     return [
         {"key": key, "value": value, "origin": origin, "description": meanings.get(key, meanings["options"])}

@@ -18,7 +18,7 @@ from specplug.plugins.embedded import TextRequest
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult, ProposerSpec
 from specplug.settings import load_settings
-from specplug.settings.sources import plugin_options
+from specplug.settings.checks import plugin_options
 from specplug.text.tokenizers import load_tokenizer
 from specplug.text.translate.vocabulary import REMEDY, Vocabulary
 from specplug.tools.cli.launch import find_model, prompt_form, start_engine

@@ -13,9 +13,10 @@ import pytest
 from specplug import CheckResult, __version__
 from specplug.errors import PluginError, SettingsError
 from specplug.interfaces import Planner, Proposer
-from specplug.plugins.registry import Owner, Registry, default_registry
+from specplug.mistakes import leaves
+from specplug.plugins.registry import KINDS, Owner, Registry, default_registry
 from specplug.plugins.specs import CheckSpec, PolicySpec, ProposerSpec, VerifierSpec
-from specplug.settings import KINDS, Settings, leaves
+from specplug.settings import Settings
 from specplug.tools.cli.doctor import environment, plugins
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.plan import StepPlan
@@ -157,13 +158,13 @@ def test_doctor_shows_every_setting_with_value_origin_and_meaning(registry, tmp_
     path.write_text("faults.cooldown_steps = 9")
     env = {"SPECPLUG_CONFIG": str(path)}
     rows = json.loads(run("doctor", "--json", **env))["settings"]
-    assert [row["key"] for row in rows] == [leaf.key for leaf in leaves()]
-    assert [row["description"] for row in rows] == [leaf.description for leaf in leaves()]
+    assert [row["key"] for row in rows] == [leaf.key for leaf in leaves(Settings)]
+    assert [row["description"] for row in rows] == [leaf.description for leaf in leaves(Settings)]
     given = {row["key"]: (row["value"], row["origin"]) for row in rows}
     assert given["faults.cooldown_steps"] == (9, f"SPECPLUG_CONFIG ({path})")
     assert given["seed"] == (0, "default")
     shown = run("doctor", **env)
-    assert [leaf.key for leaf in leaves() if leaf.key not in shown] == []
+    assert [leaf.key for leaf in leaves(Settings) if leaf.key not in shown] == []
     assert "default" in shown
 
 

@@ -1,21 +1,20 @@
-"""Error messages for wrong settings and request fields: all mistakes in one message, one per line."""
+"""Error messages for what users write: settings, request fields and orders.  One message has all mistakes."""
 
 from __future__ import annotations
 
-import itertools
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from specplug.errors import SpecplugError, suggest, text_of
-from specplug.settings.model import leaves
+from specplug.errors import SpecplugError, excerpt, shown, suggest
 
-_LONGEST_VALUE = 80
+M = TypeVar("M", bound=BaseModel)
+
 _MOST_SHOWN = 20
-_DEEPEST = 8
 _PLAINER = {
     "model_type": "a mapping",
     "dict_type": "a mapping",
@@ -47,34 +46,50 @@ class Mistake:
         return str(SpecplugError.build(self.what, who=origin, **about))
 
 
-def shown(value: object) -> str:
-    """Return a value as messages quote it: on one line and shortened."""
-    try:
-        text = text_of(_excerpt(value), repr)
-    except Exception:  # a mapping of a user's own class may raise, too
-        text = text_of(value, repr)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
-
-
-def _excerpt(value: object, depth: int = _DEEPEST) -> object:
-    """Return the part of a large or deep value that messages show; its full `repr` could take a second, or fail."""
-    if not depth and isinstance(value, (Mapping, list, tuple)):
-        return "..."
-    if isinstance(value, Mapping):
-        return {key: _excerpt(item, depth - 1) for key, item in itertools.islice(value.items(), _LONGEST_VALUE)}
-    if isinstance(value, list):
-        return [_excerpt(item, depth - 1) for item in value[: _LONGEST_VALUE + 1]]
-    if isinstance(value, tuple):
-        return tuple(_excerpt(item, depth - 1) for item in value[: _LONGEST_VALUE + 1])
-    return value[: _LONGEST_VALUE + 1] if isinstance(value, str) else value
-
-
 def together(lines: Sequence[str], noun: str) -> str:
     """Return one message that lists all mistakes."""
     if len(lines) == 1:
         return lines[0]
     more = [f"... and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
     return "\n  ".join([f"{len(lines)} {noun}s are wrong:", *lines[:_MOST_SHOWN], *more])
+
+
+def json_value(text: str | bytes | bytearray, kind: type[SpecplugError], what: str, **about: str | None) -> Any:
+    """Return the value of a JSON text.  Python code joins the keys, so that other threads can run meanwhile.
+
+    Raises:
+        kind: the text is not JSON, or gives a key twice; the message begins with `what`.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise kind.build(what, **about, found=str(error)) from None  # type: ignore[arg-type]
+
+
+def json_object(text: str | bytes | bytearray, kind: type[SpecplugError], what: str, **about: str | None) -> Any:
+    """Return the object of a JSON text; raise `kind` for a text that is not JSON, has a key twice, or is no object."""
+    return required_mapping(json_value(text, kind, what, expected="a JSON object", **about), kind, what, **about)
+
+
+def required_mapping(value: object, kind: type[SpecplugError], what: str, **about: str | None) -> Any:
+    """Return a value if it is a mapping; raise `kind` otherwise."""
+    if isinstance(value, Mapping):
+        return value
+    raise kind.build(what, **about, found=shown(value), expected="a JSON object")  # type: ignore[arg-type]
+
+
+def validated(
+    model: type[M], raw: Mapping[Any, Any], kind: type[SpecplugError], noun: str, who: str | None = None
+) -> M:
+    """Return plain data as its model.
+
+    Raises:
+        kind: keys are unknown or values bad; one message lists all of them.
+    """
+    try:
+        return model.model_validate(dict(raw))
+    except ValidationError as error:
+        raise kind(together([mistake.line(who) for mistake in from_pydantic(error, model, noun)], noun)) from None
 
 
 def from_pydantic(error: ValidationError, model: type[BaseModel], noun: str, prefix: str = "") -> list[Mistake]:
@@ -103,7 +118,7 @@ def from_pydantic(error: ValidationError, model: type[BaseModel], noun: str, pre
             where = f"bad value for {noun} {shown(key)}" if key else f"bad {noun}s"
             expected = _PLAINER.get(item["type"]) or _expectation(item["msg"])
             choices = re.findall(r"'([^']*)'", expected) if item["type"] == "literal_error" else []
-            remedy = suggest(str(_excerpt(item["input"])), choices) if choices else None
+            remedy = suggest(str(excerpt(item["input"])), choices) if choices else None
             mistakes.append(Mistake(key, where, shown(item["input"]), expected, remedy))
     return mistakes
 
@@ -111,6 +126,25 @@ def from_pydantic(error: ValidationError, model: type[BaseModel], noun: str, pre
 def unknown(key: str, value: object, known: set[str], noun: str) -> Mistake:
     """Return the mistake of a key that does not exist."""
     return Mistake(key, f"unknown {noun} {shown(key)}", shown(value), remedy=suggest(key, known))
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One setting that can be given, by its dotted key."""
+
+    key: str
+    default: object
+    description: str
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[Leaf]:
+    """Yield every setting of `model`, with sections expanded to their fields."""
+    for name, field in model.model_fields.items():
+        nested = field.annotation
+        if isinstance(nested, type) and issubclass(nested, BaseModel):
+            yield from leaves(nested, f"{prefix}{name}.")
+        else:
+            yield Leaf(prefix + name, field.get_default(call_default_factory=True), field.description or "")
 
 
 def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -122,7 +156,7 @@ def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def no_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _no_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Raise `ValueError` for a key that is given twice, which JSON allows."""
     layer: dict[str, Any] = {}
     for key, value in pairs:
