@@ -172,7 +172,9 @@ def test_example_requests_are_valid_and_the_three_forms_say_the_same():
     references, names, fields = code_blocks("settings.md", "json")
 
     def parse(text: str):
-        return parse_request_fields(json.loads(text), tokenize=lambda s: list(s.encode()), vocab_size=256, limits=Limits())
+        return parse_request_fields(
+            json.loads(text), tokenize=lambda s: list(s.encode()), vocab_size=256, limits=Limits()
+        )
 
     for forms in (references, names):
         first, *others = [parse(line) for line in forms.splitlines()]

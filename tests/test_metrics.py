@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specplug.counts import NO_SOURCE, OFF_SOURCE, SourceCounts
 from specplug.errors import ContractError
-from specplug.metrics import NO_SOURCE, OFF_SOURCE, SourceCounts, SpecMetrics
+from specplug.metrics import SpecMetrics
 from specplug.types.verdict import Outcome, Verdict
 
 SOURCES = ("own text", "references")

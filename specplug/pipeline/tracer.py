@@ -8,8 +8,8 @@ from functools import partial
 
 import torch
 
+from specplug.counts import NO_SOURCE
 from specplug.faults import FaultGuard, FaultSink
-from specplug.metrics import NO_SOURCE
 from specplug.trace import TraceRow, TraceWriter
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft

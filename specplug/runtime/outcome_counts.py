@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from specplug.metrics import NO_SOURCE, OFF_SOURCE, MetricsSnapshot, SourceCounts
+from specplug.counts import NO_SOURCE, OFF_SOURCE, MetricsSnapshot, SourceCounts
 from specplug.runtime.step_planner import DraftResult
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specplug.metrics import NO_SOURCE, OFF_SOURCE
+from specplug.counts import NO_SOURCE, OFF_SOURCE
 from specplug.requests import wire
 from specplug.settings import ResolvedSettings, Settings
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged

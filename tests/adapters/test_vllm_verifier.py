@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specplug.counts import LossyCounts
 from specplug.errors import EngineError
-from specplug.metrics import LossyCounts, SpecMetrics
+from specplug.metrics import SpecMetrics
 from specplug.plugins.specs import VerifierSpec
 from specplug.types.caps import Distribution, VerifierCaps
 from specplug.types.draft import Draft

@@ -9,8 +9,8 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry, generate_latest
 
+from specplug.counts import MetricsSnapshot
 from specplug.errors import SettingsError
-from specplug.metrics import MetricsSnapshot
 from specplug.operator.prometheus import SpecCollector, register
 from tests.test_metrics import SOURCES, STEP, recorded, step
 

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.metrics import NO_SOURCE, SpecMetrics
+from specplug.counts import NO_SOURCE
+from specplug.metrics import SpecMetrics
 from specplug.runtime.outcome_counts import OutcomeCounts
 from specplug.types.verdict import Verdict
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specplug.metrics import MetricsSnapshot, SpecMetrics
+from specplug.counts import MetricsSnapshot
+from specplug.metrics import SpecMetrics
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.expected import may_report, survival_sums
 from specplug.runtime.draft_report import NO_DRAFTS, DraftReport

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from specplug.counts import MetricsSnapshot, SourceCounts
 from specplug.draft_model.facts import ModelFacts, cache_elements, count_parameters, read_facts
 from specplug.draft_model.pairing import TokenizerPair
 from specplug.errors import SpecplugError, describe
-from specplug.metrics import MetricsSnapshot, SourceCounts
 from specplug.plugins.embedded import TextRequest
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult, ProposerSpec
