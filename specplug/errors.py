@@ -101,7 +101,7 @@ def text_of(value: object, how: Callable[[Any], str] = str) -> str:
     return _shortened(text)
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """Return a value as messages quote it: on one line and shortened."""
     try:
         text = text_of(excerpt(value), repr)

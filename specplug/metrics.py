@@ -144,7 +144,7 @@ class SpecMetrics:
         index = (bucket * len(self._place) + place) * _STAGES + came
         _add(self._tokens.view(-1), index.reshape(-1), 1)
 
-    def fault(self, name: str, kind: str) -> None:
+    def count_fault(self, name: str, kind: str) -> None:
         """Count a plug-in's fault (host): see `MetricsSnapshot.faults`."""
         self._faults[name][kind] += 1
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from specplug.errors import SpecplugError, excerpt, shown, suggest
+from specplug.errors import SpecplugError, excerpt, quote, suggest
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -30,7 +30,7 @@ class Mistake:
     Attributes:
         key: dotted; empty when the mapping as a whole is wrong.
         what: a description of the defect.
-        found: the value, shortened by `shown`; None omits it from the message.
+        found: the value, shortened by `quote`; None omits it from the message.
         expected, remedy: as in `SpecplugError.build`.
     """
 
@@ -46,7 +46,7 @@ class Mistake:
         return str(SpecplugError.build(self.what, who=origin, **about))
 
 
-def together(lines: Sequence[str], noun: str) -> str:
+def join_mistakes(lines: Sequence[str], noun: str) -> str:
     """Return one message that lists all mistakes."""
     if len(lines) == 1:
         return lines[0]
@@ -68,19 +68,17 @@ def json_value(text: str | bytes | bytearray, kind: type[SpecplugError], what: s
 
 def json_object(text: str | bytes | bytearray, kind: type[SpecplugError], what: str, **about: str | None) -> Any:
     """Return the object of a JSON text; raise `kind` for a text that is not JSON, has a key twice, or is no object."""
-    return required_mapping(json_value(text, kind, what, expected="a JSON object", **about), kind, what, **about)
+    return require_mapping(json_value(text, kind, what, expected="a JSON object", **about), kind, what, **about)
 
 
-def required_mapping(value: object, kind: type[SpecplugError], what: str, **about: str | None) -> Any:
+def require_mapping(value: object, kind: type[SpecplugError], what: str, **about: str | None) -> Any:
     """Return a value if it is a mapping; raise `kind` otherwise."""
     if isinstance(value, Mapping):
         return value
-    raise kind.build(what, **about, found=shown(value), expected="a JSON object")  # type: ignore[arg-type]
+    raise kind.build(what, **about, found=quote(value), expected="a JSON object")  # type: ignore[arg-type]
 
 
-def validated(
-    model: type[M], raw: Mapping[Any, Any], kind: type[SpecplugError], noun: str, who: str | None = None
-) -> M:
+def validate(model: type[M], raw: Mapping[Any, Any], kind: type[SpecplugError], noun: str, who: str | None = None) -> M:
     """Return plain data as its model.
 
     Raises:
@@ -89,7 +87,7 @@ def validated(
     try:
         return model.model_validate(dict(raw))
     except ValidationError as error:
-        raise kind(together([mistake.line(who) for mistake in from_pydantic(error, model, noun)], noun)) from None
+        raise kind(join_mistakes([mistake.line(who) for mistake in from_pydantic(error, model, noun)], noun)) from None
 
 
 def from_pydantic(error: ValidationError, model: type[BaseModel], noun: str, prefix: str = "") -> list[Mistake]:
@@ -103,29 +101,29 @@ def from_pydantic(error: ValidationError, model: type[BaseModel], noun: str, pre
     for item in error.errors(include_url=False):
         key = prefix + ".".join(str(part) for part in item["loc"]) if item["loc"] else prefix.rstrip(".")
         if len(mistakes) >= _MOST_SHOWN:
-            mistakes.append(Mistake(key, f"bad {noun} {shown(key)}"))
+            mistakes.append(Mistake(key, f"bad {noun} {quote(key)}"))
         elif item["type"] == "extra_forbidden" and item["loc"][0] in removed:
-            what = f"{noun} {shown(key)} was removed, as {removed[str(item['loc'][0])]}"
-            mistakes.append(Mistake(key, what, shown(item["input"]), remedy="Leave it out"))
+            what = f"{noun} {quote(key)} was removed, as {removed[str(item['loc'][0])]}"
+            mistakes.append(Mistake(key, what, quote(item["input"]), remedy="Leave it out"))
         elif item["type"] == "extra_forbidden":
             parent = ".".join(str(part) for part in item["loc"][:-1])
             names = {f"{parent}.{name}" if parent else name for name in _fields_at(model, item["loc"][:-1])}
             known = {prefix + name for name in names | {leaf.key for leaf in leaves(model)}}
-            mistakes.append(unknown(key, item["input"], known, noun))
+            mistakes.append(unknown_key(key, item["input"], known, noun))
         elif item["type"] == "missing":
-            mistakes.append(Mistake(key, f"{noun} {shown(key)} is missing"))
+            mistakes.append(Mistake(key, f"{noun} {quote(key)} is missing"))
         else:
-            where = f"bad value for {noun} {shown(key)}" if key else f"bad {noun}s"
+            where = f"bad value for {noun} {quote(key)}" if key else f"bad {noun}s"
             expected = _PLAINER.get(item["type"]) or _expectation(item["msg"])
             choices = re.findall(r"'([^']*)'", expected) if item["type"] == "literal_error" else []
             remedy = suggest(str(excerpt(item["input"])), choices) if choices else None
-            mistakes.append(Mistake(key, where, shown(item["input"]), expected, remedy))
+            mistakes.append(Mistake(key, where, quote(item["input"]), expected, remedy))
     return mistakes
 
 
-def unknown(key: str, value: object, known: set[str], noun: str) -> Mistake:
+def unknown_key(key: str, value: object, known: set[str], noun: str) -> Mistake:
     """Return the mistake of a key that does not exist."""
-    return Mistake(key, f"unknown {noun} {shown(key)}", shown(value), remedy=suggest(key, known))
+    return Mistake(key, f"unknown {noun} {quote(key)}", quote(value), remedy=suggest(key, known))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +159,7 @@ def _no_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     layer: dict[str, Any] = {}
     for key, value in pairs:
         if key in layer:
-            raise ValueError(f"key {shown(key)} twice")
+            raise ValueError(f"key {quote(key)} twice")
         layer[key] = value
     return layer
 

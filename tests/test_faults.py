@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specplug.errors import ContractError, PluginError, shown, text_of
+from specplug.errors import ContractError, PluginError, quote, text_of
 from specplug.faults import FaultGuard, LateDraft, status_of
 from specplug.pipeline.worker import JobThread
 from specplug.plugins.specs import PolicySpec
@@ -154,8 +154,8 @@ def test_texts_of_objects_are_short_and_can_be_encoded():
     assert text_of("\ud800") == r"\ud800"
     assert len(text_of("x" * 10**6)) < 10**4
     assert str(ContractError.build("wrong", found=HostileText("x"))) == "wrong; found <HostileText without a text>"
-    assert shown({"a": [HostileText("x"), Hostile]}).startswith("{'a': ['x', ")
-    assert shown([Unshown()]) == "<list without a text>"
+    assert quote({"a": [HostileText("x"), Hostile]}).startswith("{'a': ['x', ")
+    assert quote([Unshown()]) == "<list without a text>"
 
 
 @pytest.mark.parametrize("status", [refuse, lambda: {"x": {1, 2}}, lambda: 7, lambda: {HostileText("x"): object()}])

@@ -186,11 +186,11 @@ class TestOff:
 class TestSnapshot:
     def test_difference_is_what_happened_in_between(self):
         metrics = recorded(STEP, STEP)
-        metrics.fault("slow", "late")
+        metrics.count_fault("slow", "late")
         before = metrics.snapshot()
         metrics.record(*step(STEP))
-        metrics.fault("slow", "late")
-        metrics.fault("slow", "switched off")
+        metrics.count_fault("slow", "late")
+        metrics.count_fault("slow", "switched off")
         spent = metrics.snapshot() - before
         assert spent.by_source == recorded(STEP).snapshot().by_source
         assert spent.faults == {"slow": {"late": 1, "switched off": 1}}
@@ -198,10 +198,10 @@ class TestSnapshot:
 
     def test_a_snapshot_does_not_move(self):
         metrics = recorded(STEP)
-        metrics.fault("slow", "late")
+        metrics.count_fault("slow", "late")
         before, twin = metrics.snapshot(), metrics.snapshot()
         metrics.record(*step(STEP))
-        metrics.fault("slow", "late")
+        metrics.count_fault("slow", "late")
         assert before == twin
         assert metrics.snapshot() != before
 
@@ -211,7 +211,7 @@ class TestSnapshot:
 
     def test_as_dict_is_json_of_every_field(self):
         metrics = recorded(STEP)
-        metrics.fault("slow", "raised")
+        metrics.count_fault("slow", "raised")
         plain = json.loads(json.dumps(metrics.snapshot().as_dict(), allow_nan=False))
         assert plain["faults"] == {"slow": {"raised": 1}}
         assert plain["total"]["tau"] == 1.6

@@ -59,7 +59,7 @@ class Decoder:
         self._drafts = drafts
         self._verifier = verifier
         self._lossy = lossy
-        self._grammars = Completer(FaultGuard(SOURCE, sink=drafts.metrics.fault))
+        self._grammars = Completer(FaultGuard(SOURCE, sink=drafts.metrics.count_fault))
         self._batch: DecodeBatch | None = None
         self.steps = 0
         self.last_step: StepCost | None = None

@@ -89,7 +89,7 @@ class Engine:
             target_tokenizer=tokenizer,
         )
         self._drafts = build_draft_stage(settings, self.registry, context, grammars=True)
-        self._plans = build_plan_stage(settings, self.registry, context, self._drafts.metrics.fault)
+        self._plans = build_plan_stage(settings, self.registry, context, self._drafts.metrics.count_fault)
         self._table = SlotTokens(max_num_seqs, self.max_length, self._runner.vocab_size, self._runner.device)
         verifier = build_verifier(settings, self.registry, context)
         lossy = None

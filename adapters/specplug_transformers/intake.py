@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specplug.errors import RequestError, shown
+from specplug.errors import RequestError, quote
 from specplug.interfaces import PluginContext
 from specplug.requests.clients import isolation_key
 from specplug.requests.parsing import parse_request_fields
@@ -117,7 +117,7 @@ class RequestIntake:
         try:
             ids = [operator.index(token) for token in prompt]
         except TypeError:
-            raise RequestError.build("malformed prompt", found=shown(prompt), expected="text or token ids") from None
+            raise RequestError.build("malformed prompt", found=quote(prompt), expected="text or token ids") from None
         if not ids:
             raise RequestError.build("empty prompt", expected="at least one token")
         if len(ids) >= self._max_length:

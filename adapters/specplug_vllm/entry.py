@@ -27,7 +27,7 @@ def register() -> None:
     If the seams of vLLM's configuration have moved, nothing is patched: servers without specplug start as usual, and
     `specplug_vllm.Proposer` refuses one that enables it.
     """
-    if seams.moved("config"):
+    if seams.moved_seams("config"):
         return
     # Then specplug follows vLLM's log format and handlers.
     logging.getLogger("specplug").parent = logging.getLogger("vllm")

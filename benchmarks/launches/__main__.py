@@ -150,7 +150,7 @@ def _step_of_sglang(rows: int) -> Callable[[], None]:
     caps = EngineCaps(DRAFT_LENGTH, ragged=Ragged.PADDED)
     stage, allocator = _stage_of(rows, caps)
     table = TokenTable(rows, LENGTH, DRAFT_LENGTH + 1, CPU)
-    grammars = GrammarCompleter(VOCAB, None, FaultGuard("grammar", sink=stage.metrics.fault))
+    grammars = GrammarCompleter(VOCAB, None, FaultGuard("grammar", sink=stage.metrics.count_fault))
     launches = Launches(kernels.begin, kernels.finish)
     drafts = DeviceDrafts(stage, table, grammars, caps, VOCAB, slots=allocator.slots, launches=launches)
     drafts._reads_lengths = False  # as on a GPU

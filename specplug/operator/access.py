@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from specplug.errors import SpecplugError, shown
+from specplug.errors import SpecplugError, quote
 
 KEY_VARIABLE = "SPECPLUG_OPERATOR_KEY"
 KEY_HEADER = "X-Specplug-Operator-Key"
@@ -56,7 +56,7 @@ class Operators:
         return bool(self._keys)
 
     @property
-    def whom(self) -> str:
+    def description(self) -> str:
         """Describe who has access, for logs."""
         return "with the operator's key" if self._keys else f"from this machine ({KEY_VARIABLE} opens it to others)"
 
@@ -90,10 +90,10 @@ def _from_elsewhere(scope: Scope, headers: Mapping[str, bytes]) -> Refusal | Non
         return _not_local(scope, "a request of a web page, by its header 'origin'")
     site = headers.get("sec-fetch-site", b"none")
     if site not in (b"none", b"same-origin"):  # browsers send it where they send no origin, too
-        return _not_local(scope, f"a request of another web page, by its header 'sec-fetch-site: {shown(site)}'")
+        return _not_local(scope, f"a request of another web page, by its header 'sec-fetch-site: {quote(site)}'")
     host = headers.get("host", b"localhost").decode("latin-1")
     if not _is_local_name(host):  # a web page under a name that its owner has made an address of this machine
-        return _not_local(scope, f"a request to {shown(host)}, which is no name of this machine")
+        return _not_local(scope, f"a request to {quote(host)}, which is no name of this machine")
     peer = scope.get("client")
     if peer is None or not _is_loopback(peer[0]):
         return _not_local(scope, f"a request from {'an unknown address' if peer is None else peer[0]}")

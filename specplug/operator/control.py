@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from specplug.errors import SettingsError
-from specplug.mistakes import json_value, required_mapping, validated
+from specplug.mistakes import json_value, require_mapping, validate
 from specplug.settings.model import MAX_SPECULATIVE_TOKENS, Settings
 
 logger = logging.getLogger("specplug")
@@ -161,8 +161,8 @@ def parse_order(order: Any, who: str) -> Order:
     Raises:
         SettingsError: it is not a mapping, or keys are unknown or values bad; one message lists all of them.
     """
-    required_mapping(order, SettingsError, "malformed order", who=who)
-    return validated(Order, order, SettingsError, "key", who)
+    require_mapping(order, SettingsError, "malformed order", who=who)
+    return validate(Order, order, SettingsError, "key", who)
 
 
 def _load(path: Path, is_file: bool) -> Any:

@@ -78,7 +78,7 @@ class CorpusAdmin:
             # Compiling swallows what a signal's handler raises, and with it the end of a server that is starting.
             self._changing.submit(load_sorting).result()
 
-    async def listed(self, tenant: str | None = None) -> dict[str, Any]:
+    async def list_corpora(self, tenant: str | None = None) -> dict[str, Any]:
         """Return the store's corpora, or one tenant's, ready for JSON.  Raises SpecplugError."""
         return await asyncio.to_thread(self._listed, tenant)
 

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 from specplug.errors import describe
 from specplug.faults import KINDS
 from specplug.operator.prometheus import add_counts, counters
-from specplug.operator.status import counting
+from specplug.operator.status import counting_parts
 from specplug.operator.summary import REASONS, corpus_totals, decision, reason
 
 logger = logging.getLogger("specplug")
@@ -195,7 +195,7 @@ def _add(families: dict[str, Any], status: dict[str, Any], arrived: float) -> No
     """Add one engine's samples."""
     engine = str(status["engine"])
     scheduler = status["scheduler"]
-    parts = counting(status)[:1]  # the first rank's counts stand for all ranks
+    parts = counting_parts(status)[:1]  # the first rank's counts stand for all ranks
     for part in parts:
         # A counter that is there before the first fault lets queries see its increase.
         known = {name: dict.fromkeys(KINDS, 0) for name in part.get("proposers", ())}

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from specplug.corpus.names import check_name
 from specplug.errors import RequestError, SpecplugError
-from specplug.mistakes import json_value, required_mapping, validated
+from specplug.mistakes import json_value, require_mapping, validate
 from specplug.operator.control import parse_order
 from specplug.requests.schema import ReferenceField, Text
 from specplug.settings.model import Section
@@ -144,8 +144,8 @@ def parse_add_order(body: bytes | bytearray, who: str) -> AddOrder:
         SpecplugError: it is not a valid order; one message lists all mistakes.
     """
     fields = json_value(body, RequestError, "the body is not JSON", who=who)
-    required_mapping(fields, RequestError, "malformed order", who=who)
-    order = validated(AddOrder, fields, RequestError, "key", who)
+    require_mapping(fields, RequestError, "malformed order", who=who)
+    order = validate(AddOrder, fields, RequestError, "key", who)
     check_names(order.name, order.tenant or "")
     return order
 

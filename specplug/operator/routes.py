@@ -96,25 +96,25 @@ def attach(app: FastAPI, decorate: Callable[[Any], Any] = lambda route: route) -
 
 async def read_status(request: Request) -> dict[str, Any]:
     """Answer `GET /specplug/status`."""
-    server = served(request)
+    server = find_server(request)
     return {"versions": server.versions(), "engines": await _answered(server.ask())}
 
 
 async def set_mode(request: Request) -> dict[str, Any]:
     """Answer `POST /specplug/mode`."""
-    server = served(request)
+    server = find_server(request)
     order = await _answered(read_order(request.stream(), "/specplug/mode"))
     return {"engines": await _answered(server.order(order))}
 
 
 async def list_corpora(request: Request) -> dict[str, Any]:
     """Answer `GET /specplug/corpora`."""
-    return await _answered(served(request).corpora.listed(request.query_params.get("tenant")))
+    return await _answered(find_server(request).corpora.list_corpora(request.query_params.get("tenant")))
 
 
 async def add_corpus(request: Request) -> dict[str, Any]:
     """Answer `POST /specplug/corpora`."""
-    corpora = served(request).corpora
+    corpora = find_server(request).corpora
     declared = request.headers.get("content-length", "")
     async with corpora.room:
         body = read_body(request.stream(), corpora.max_bytes, _CORPORA, declared=declared, hint=_IN_PARTS)
@@ -125,12 +125,14 @@ async def remove_corpus(request: Request) -> dict[str, Any]:
     """Answer `DELETE /specplug/corpora/{name}`."""
     query = request.query_params
     name = request.path_params["name"]
-    return await _answered(served(request).corpora.remove(name, query.getlist("document"), query.get("tenant") or ""))
+    return await _answered(
+        find_server(request).corpora.remove(name, query.getlist("document"), query.get("tenant") or "")
+    )
 
 
 async def explain(request: Request) -> Explanation:
     """Answer `GET /specplug/explain`."""
-    explainer = served(request).explainer
+    explainer = find_server(request).explainer
     query = request.query_params
     tenant, _ = explainer.reader(request.headers.raw)
     return await _answered(explainer.explain(query.get("request", ""), tenant or query.get("tenant")))
@@ -144,7 +146,7 @@ async def guard(request: Request) -> None:
         raise HTTPException(refused.status, refused.message)
     if not access.operators.have_key:
         _require_api_key(request)
-    served(request)
+    find_server(request)
 
 
 async def guard_reader(request: Request) -> None:
@@ -168,7 +170,7 @@ def _require_api_key(request: Request) -> None:
         raise HTTPException(401, "Unauthorized")
 
 
-def served(request: Request) -> OperatedServer:
+def find_server(request: Request) -> OperatedServer:
     """Return the server that a request reaches."""
     server: OperatedServer | None = request.app.state.specplug
     if server is None:

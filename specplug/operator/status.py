@@ -34,7 +34,7 @@ def by_plugin(faults: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]
     return reported
 
 
-def counting(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def counting_parts(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the parts of an engine's status that hold counts.
 
     They are those of its drafting workers, or the scheduler's if the engine's own drafter drafts.

@@ -62,7 +62,7 @@ class DraftStage:
         self.trimmer_guard = trimmer_guard
         """The circuit breaker of the trim half."""
         self.metrics = metrics
-        self.tracer = None if trace is None else StepTracer(trace, metrics.fault)
+        self.tracer = None if trace is None else StepTracer(trace, metrics.count_fault)
         """Writes the trace, if there is one; every step must then be reported, also those without drafts."""
         buffers = self._buffers = DraftBuffers(handles, caps, max_slots, vocab_size, device)
         self.sources = buffers.sources

@@ -14,8 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from specplug.errors import RequestError, SpecplugError, shown, suggest
-from specplug.mistakes import json_value, required_mapping
+from specplug.errors import RequestError, SpecplugError, quote, suggest
+from specplug.mistakes import json_value, require_mapping
 from specplug.requests.schema import RequestFields
 from specplug.requests.wire import WIRE_KEY, is_encoded
 
@@ -37,7 +37,7 @@ _LONG_FORM = {
 }
 
 
-def are_given(extra_args: Mapping[str, Any] | None) -> bool:
+def has_fields(extra_args: Mapping[str, Any] | None) -> bool:
     """Return whether a request has specplug fields that are not parsed yet."""
     if not extra_args:
         return False
@@ -61,7 +61,7 @@ def split(extra_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, A
         name = key.removeprefix(PREFIX)
         if name not in _FIELDS:
             remedy = suggest(key, [PREFIX + field for field in _FIELDS])
-            raise RequestError.build(f"unknown request field {shown(key)}", found=shown(value), remedy=remedy)
+            raise RequestError.build(f"unknown request field {quote(key)}", found=quote(value), remedy=remedy)
         if name in fields:
             raise _given_twice(name, f"{key!r}, and {name!r} inside {WIRE_KEY!r}")
         fields[name] = _value(name, value)
@@ -86,7 +86,7 @@ def with_prediction(extra_args: Mapping[str, Any] | None, prediction: object) ->
     if isinstance(prediction, str):  # which `specplug_prediction` may be
         what = "bad value for request field 'prediction'"
         expected = "OpenAI's object with 'type' and 'content'"
-        raise RequestError.build(what, found=shown(prediction), expected=expected)
+        raise RequestError.build(what, found=quote(prediction), expected=expected)
     return {**given, key: prediction}
 
 
@@ -122,7 +122,7 @@ def _mapping(value: object) -> dict[str, Any]:
     """Return the fields given together, as a mapping or as JSON; null means none."""
     if isinstance(value, str):
         value = json_value(value, RequestError, _MALFORMED, expected="a JSON object")
-    return dict(required_mapping({} if value is None else value, RequestError, _MALFORMED))
+    return dict(require_mapping({} if value is None else value, RequestError, _MALFORMED))
 
 
 def _is_ours(key: object) -> bool:
@@ -136,7 +136,7 @@ def _warn_of_near_miss(key: object) -> None:
     meant = _meant(key)
     if meant is not None:
         _warned.add(key)
-        _log.warning("requests say %s, which is no field of specplug's; did they mean %r?", shown(key), meant)
+        _log.warning("requests say %s, which is no field of specplug's; did they mean %r?", quote(key), meant)
 
 
 def _meant(key: str) -> str | None:

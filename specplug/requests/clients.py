@@ -73,13 +73,13 @@ def _values(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     return [value for name, value in headers if name.lower() in _KEYS]
 
 
-def current() -> RequestClient | None:
+def current_client() -> RequestClient | None:
     """Return the client whose request is being served; set by `Clients`."""
     return _current.get()
 
 
 class Clients:
-    """ASGI middleware that makes the client, and `predicted.current`, available to the code that serves its request."""
+    """ASGI middleware that makes the client, and `predicted.current_prediction`, available to the code that serves its request."""
 
     def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]]) -> None:
         self._app = app
@@ -135,22 +135,22 @@ class Quota:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._held: Counter[str] = Counter()
+        self._reserved: Counter[str] = Counter()
 
     @property
-    def held(self) -> int:
+    def reserved_tokens(self) -> int:
         """Tokens that all clients hold."""
-        return self._held.total()
+        return self._reserved.total()
 
-    def hold(self, client: str, tokens: int) -> Callable[[], None]:
+    def reserve(self, client: str, tokens: int) -> Callable[[], None]:
         """Count tokens of a client; return a function that stops counting them, once however often it is called.
 
         Raises:
             BusyError: the client or the server would hold too many.
         """
         limits = (
-            ("of this client", "max_client_reference_tokens", self._held[client]),
-            ("of all clients", "max_server_reference_tokens", self.held),
+            ("of this client", "max_client_reference_tokens", self._reserved[client]),
+            ("of all clients", "max_server_reference_tokens", self.reserved_tokens),
         )
         for whose, limit, held in limits:
             most = getattr(self._limits, limit)
@@ -163,14 +163,14 @@ class Quota:
                     expected=f"at most {most}, limits.{limit}",
                     remedy="Send it again when others have finished, with smaller references, or with fewer samples",
                 )
-        self._held[client] += tokens
+        self._reserved[client] += tokens
         left = [tokens]
 
         def release() -> None:
             if left:
-                self._held[client] -= left.pop()
-                if self._held[client] <= 0:
-                    del self._held[client]
+                self._reserved[client] -= left.pop()
+                if self._reserved[client] <= 0:
+                    del self._reserved[client]
 
         return release
 

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
-from specplug.errors import RequestError, SpecplugError, shown, suggest
-from specplug.mistakes import required_mapping, validated
+from specplug.errors import RequestError, SpecplugError, quote, suggest
+from specplug.mistakes import require_mapping, validate
 from specplug.plugins.registry import default_registry
 from specplug.requests import arguments, wire
 from specplug.requests.clients import BusyError, Quota, RequestClient, Tenants
@@ -87,7 +87,7 @@ class FieldParser:
         with self._refusals():
             return arguments.with_prediction(extra_args, prediction)
 
-    def parsed(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
+    def parse_fields(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
         """Return a request's extra arguments with specplug's fields in their wire form.
 
         A `num_speculative_tokens` above the server's is lowered to the server's.
@@ -121,24 +121,22 @@ class FieldParser:
         """
         size = arguments.characters(extra_args)
         if size <= INLINE_CHARACTERS:
-            return self.parsed(extra_args)
+            return self.parse_fields(extra_args)
         waiting = min(size // _TYPICAL_CHARACTERS, self._settings.limits.max_reference_tokens)
-        release = None if client is None else self.hold(client, waiting)
+        release = None if client is None else self.reserve(client, waiting)
         try:
             async with self._turns.setdefault(client or "", asyncio.Lock()):
-                return await asyncio.get_running_loop().run_in_executor(self._thread, self.parsed, extra_args)
+                return await asyncio.get_running_loop().run_in_executor(self._thread, self.parse_fields, extra_args)
         finally:
             if release is not None:
                 release()
 
-    def hold(self, client: str, tokens: int) -> Callable[[], None]:
+    def reserve(self, client: str, tokens: int) -> Callable[[], None]:
         """Count reference tokens in memory as a client's until the returned function is called."""
         with self._refusals():
-            return self._quota.hold(client, tokens)
+            return self._quota.reserve(client, tokens)
 
-    async def admitted(
-        self, extra_args: Mapping[str, Any], client: RequestClient | None, copies: int
-    ) -> dict[str, Any]:
+    async def admit(self, extra_args: Mapping[str, Any], client: RequestClient | None, copies: int) -> dict[str, Any]:
         """Return parsed extra arguments, whose references count as the client's until its HTTP request ends.
 
         They count once for each of the engine's requests that the HTTP request becomes, `copies`.  A program in this
@@ -147,7 +145,7 @@ class FieldParser:
         if client is None:
             return await self.parse_in_thread(extra_args)
         parsed = await self.parse_in_thread(extra_args, client.digest or "")
-        client.at_end(self.hold(client.digest or "", copies * wire.reference_tokens(parsed)))
+        client.at_end(self.reserve(client.digest or "", copies * wire.reference_tokens(parsed)))
         return parsed
 
     def tenant_of(self, client: RequestClient) -> str | None:
@@ -191,12 +189,12 @@ def parse_request_fields(
     Raises:
         RequestError: fields are unknown, bad or too large.
     """
-    raw = required_mapping({} if raw is None else raw, RequestError, "malformed request fields")
+    raw = require_mapping({} if raw is None else raw, RequestError, "malformed request fields")
     has_prediction = raw.get("prediction") is not None
     _check_count("references", len(as_list(raw.get("references"))) + has_prediction, limits.max_references)
     _check_count("documents", len(as_list(raw.get("documents"))), limits.max_documents)
     _check_count("corpora", len(as_list(raw.get("corpora"))), limits.max_corpora)
-    fields = validated(RequestFields, raw, RequestError, "request field")
+    fields = validate(RequestFields, raw, RequestError, "request field")
     if proposers is not None and fields.proposer is not None and fields.proposer not in proposers:
         remedy = f"{suggest(fields.proposer, proposers)}. The server's extra_proposers names more"
         raise _refused("proposer", "this server has not loaded the proposer", fields.proposer, remedy=remedy)
@@ -223,7 +221,7 @@ def _check_count(field: str, count: int, limit: int) -> None:
 
 
 def _refused(field: str, what: str, value: object, **about: str) -> SpecplugError:
-    return RequestError.build(what, who=f"request field {field!r}", found=shown(value), **about)  # type: ignore[arg-type]
+    return RequestError.build(what, who=f"request field {field!r}", found=quote(value), **about)  # type: ignore[arg-type]
 
 
 def _threshold(fields: RequestFields, named: Mapping[str, float] | None) -> float | None:

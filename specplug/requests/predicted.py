@@ -98,6 +98,6 @@ def begin() -> Predicted:
     return predicted
 
 
-def current() -> Predicted | None:
+def current_prediction() -> Predicted | None:
     """Return what `begin` began for the HTTP request that is being served, or None."""
     return _current.get()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specplug.errors import RequestError, SpecplugError, shown
+from specplug.errors import RequestError, SpecplugError, quote
 from specplug.text.normalized import normalized
 from specplug.types.request import Reference
 
@@ -110,7 +110,7 @@ def _convert(piece: Sequence[Any], out: npt.NDArray[np.int64], start: int) -> No
             pass
     index = next(i for i, token in enumerate(piece) if type(token) is not int or not -(2**63) <= token < 2**63)
     kind = "integers of 64 bits" if type(piece[index]) is int else "integers"
-    raise ValueError(f"{kind} only; entry {start + index} is {shown(piece[index])}")
+    raise ValueError(f"{kind} only; entry {start + index} is {quote(piece[index])}")
 
 
 def _from_base64(text: str) -> Ids:

@@ -53,7 +53,7 @@ NO_FIELDS = {WIRE_KEY: encode(DEFAULTS, (), None)}
 """The parsed arguments of a request without specplug fields."""
 
 
-def packed(extra_args: Mapping[str, Any]) -> dict[str, Any]:
+def pack(extra_args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments with the wire form that `encode` made flattened to a mapping to strings.
 
     Ids are hexadecimal, the standard library's fastest conversion between bytes and text: about 3 ms each way for a

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from specplug.errors import PluginError, SettingsError, describe, shown, suggest
-from specplug.mistakes import Mistake, from_pydantic, together, unknown
+from specplug.errors import PluginError, SettingsError, describe, quote, suggest
+from specplug.mistakes import Mistake, from_pydantic, join_mistakes, unknown_key
 from specplug.plugins.registry import KINDS, Registry
 from specplug.plugins.specs import (
     LISTED_DEVICES,
@@ -18,7 +18,7 @@ from specplug.plugins.specs import (
     PolicySpec,
     ProposerSpec,
     VerifierSpec,
-    trimming,
+    trimming_policy,
 )
 from specplug.settings.model import Settings
 
@@ -32,7 +32,7 @@ def plugin_options(settings: Settings, spec: PluginSpec) -> Any:
     """
     options, mistakes = _parse_options(spec, settings.options.get(spec.name, {}))
     if mistakes:
-        raise SettingsError(together([mistake.line() for mistake in mistakes], "setting"))
+        raise SettingsError(join_mistakes([mistake.line() for mistake in mistakes], "setting"))
     return options
 
 
@@ -63,11 +63,11 @@ def plugin_mistakes(settings: Settings, registry: Registry, engine_drafts: bool)
                 yield from _differing(spec)
             if isinstance(spec, PolicySpec):
                 policies.append(spec)
-                trimming(policies)
+                trimming_policy(policies)
             if name not in settings.options:  # the plug-in may have a required option
                 yield from _parse_options(spec, {})[1]
         except PluginError as error:
-            yield Mistake(key, f"bad value for setting {key!r}", shown(name), remedy=str(error))
+            yield Mistake(key, f"bad value for setting {key!r}", quote(name), remedy=str(error))
     if settings.draft_ranks == "each" and settings.trace.path is not None:
         yield Mistake("draft_ranks", _EACH.format("no trace, as every rank would write it"), remedy="Remove trace.path")
     for name, raw in settings.options.items():
@@ -77,7 +77,7 @@ def plugin_mistakes(settings: Settings, registry: Registry, engine_drafts: bool)
     if given and is_known and acceptance_thresholds(settings, registry) is None:
         what = f"setting 'acceptance_thresholds' has no effect: verifier {settings.verifier!r} takes no thresholds"
         remedy = "Remove them, or name a lossy verifier that takes them; `specplug list` shows which"
-        yield Mistake("acceptance_thresholds", what, shown(given), remedy=remedy)
+        yield Mistake("acceptance_thresholds", what, quote(given), remedy=remedy)
 
 
 def _named(settings: Settings) -> Iterator[tuple[str, type[PluginSpec], str]]:
@@ -112,7 +112,7 @@ def _unread(settings: Settings, keys: Sequence[str]) -> Iterator[Mistake]:
         value, default = (attrgetter(key)(each) for each in (settings, defaults))
         if value != default:
             what = f"setting {key!r} has no effect on the engine's own drafter"
-            yield Mistake(key, what, shown(value), remedy="Remove it, or draft with one of specplug's proposers")
+            yield Mistake(key, what, quote(value), remedy="Remove it, or draft with one of specplug's proposers")
 
 
 def _option_mistakes(name: str, raw: Mapping[str, Any], registry: Registry) -> Iterator[Mistake]:
@@ -123,9 +123,9 @@ def _option_mistakes(name: str, raw: Mapping[str, Any], registry: Registry) -> I
     configurable = [spec for spec in named if spec.options is not None]
     if not named:
         remedy = suggest(name, {spec.name for spec in entries})
-        yield Mistake(key, f"options for an unknown plug-in {name!r}", shown(raw), remedy=remedy)
+        yield Mistake(key, f"options for an unknown plug-in {name!r}", quote(raw), remedy=remedy)
     elif not configurable and raw:
-        yield Mistake(key, f"{named[0].kind} {name!r} has no options", shown(raw), remedy=f"Remove {key!r}")
+        yield Mistake(key, f"{named[0].kind} {name!r} has no options", quote(raw), remedy=f"Remove {key!r}")
     elif len(configurable) > 1:
         kinds = " and ".join(spec.kind for spec in configurable)
         yield Mistake(key, f"{name!r} is the name of a {kinds}, both with options", remedy="Rename one of them")
@@ -144,13 +144,13 @@ def _parse_options(spec: PluginSpec, raw: Mapping[str, Any]) -> tuple[Any, list[
         return None, []
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         expected = "a subclass of pydantic.BaseModel"
-        raise PluginError.build("options are not a model", who=who, found=shown(model), expected=expected)
+        raise PluginError.build("options are not a model", who=who, found=quote(model), expected=expected)
     prefix = f"options.{spec.name}."
     mistakes: list[Mistake] = []
     if model.model_config.get("extra", "ignore") == "ignore":  # pydantic's default would drop unknown keys silently
         known = {alias for name, field in model.model_fields.items() for alias in (name, field.alias) if alias}
         named = {prefix + name for name in known}
-        mistakes = [unknown(prefix + key, raw[key], named, "setting") for key in raw if key not in known]
+        mistakes = [unknown_key(prefix + key, raw[key], named, "setting") for key in raw if key not in known]
     try:
         return model.model_validate(dict(raw)), mistakes
     except ValidationError as error:

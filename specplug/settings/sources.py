@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from specplug.errors import SettingsError, shown
-from specplug.mistakes import Mistake, flatten, from_pydantic, json_object, together
+from specplug.errors import SettingsError, quote
+from specplug.mistakes import Mistake, flatten, from_pydantic, join_mistakes, json_object
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import HYBRID, ProposerSpec
 from specplug.settings.checks import plugin_mistakes, plugin_options
@@ -67,7 +67,7 @@ def load_settings(
     """
     if not isinstance(flags, Mapping | None):
         expected = "a mapping of settings"
-        raise SettingsError.build("malformed settings", who=flags_origin, found=shown(flags), expected=expected)
+        raise SettingsError.build("malformed settings", who=flags_origin, found=quote(flags), expected=expected)
     merged: dict[str, Any] = {}
     given: dict[str, str] = {}
     for origin, layer in (_from_environment(env), (flags_origin, flags or {})):
@@ -78,7 +78,7 @@ def load_settings(
     settings, mistakes = _validate(merged, registry, engine_drafts)
     if mistakes:
         lines = [mistake.line(_origin(mistake.key, given)) for mistake in mistakes]
-        raise SettingsError(together(lines, "setting"))
+        raise SettingsError(join_mistakes(lines, "setting"))
     origins = {key: given.get(key, DEFAULT_ORIGIN) for key, _ in flatten(settings.model_dump())}
     return ResolvedSettings(settings, MappingProxyType(origins))
 
@@ -114,7 +114,7 @@ def _from_environment(env: Mapping[str, str]) -> tuple[str, Mapping[str, Any]]:
         suffix = ".json"
     elif text and "=" not in text:
         expected = "the path of a .json or .toml file, or JSON or TOML text"
-        raise SettingsError.build("malformed settings", who=origin, found=shown(text), expected=expected)
+        raise SettingsError.build("malformed settings", who=origin, found=quote(text), expected=expected)
     if suffix == ".json":
         return origin, json_object(text, SettingsError, "malformed settings", who=origin)
     try:

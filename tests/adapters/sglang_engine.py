@@ -54,7 +54,7 @@ class Engine:
         context = PluginContext(caps, vocab_size=VOCAB, max_slots=SLOTS, max_length=LENGTH, device=CPU)
         self.table, self.slot_of, self.reports = TokenTable(SLOTS, LENGTH, DRAFT_LENGTH + 1, CPU), {}, reports
         stage = stage or build_draft_stage(Settings(policy="fixed"), default_registry(), context, grammars=True)
-        grammars = GrammarCompleter(VOCAB, None, FaultGuard("grammar", sink=stage.metrics.fault))
+        grammars = GrammarCompleter(VOCAB, None, FaultGuard("grammar", sink=stage.metrics.count_fault))
         own: Any = stage, self.table, grammars, caps, VOCAB
         self.allocator = SlotAllocator(SLOTS, CPU, self._tell)
         self.drafts = StageDrafts(*own)

@@ -138,7 +138,7 @@ def registry() -> Registry:
 @contextmanager
 def traced(stage: Any, path: str) -> Iterator[None]:
     """Let a stage that runs without a trace write one meanwhile."""
-    with closing(StepTracer(TraceWriter(path), stage.metrics.fault)) as tracer:
+    with closing(StepTracer(TraceWriter(path), stage.metrics.count_fault)) as tracer:
         stage.tracer, reports = tracer, stage.has_observers
         stage.has_observers = True
         try:

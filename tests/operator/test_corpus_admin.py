@@ -129,7 +129,7 @@ def remove(admin: CorpusAdmin, corpus: str, *documents: str, tenant: str = "") -
 
 def listed(admin: CorpusAdmin, tenant: str | None = None) -> dict[str, dict[str, int]]:
     """Return the tokens of all corpora, by tenant."""
-    tenants = asyncio.run(admin.listed(tenant))["tenants"]
+    tenants = asyncio.run(admin.list_corpora(tenant))["tenants"]
     return {name: {corpus: own["tokens"] for corpus, own in had["corpora"].items()} for name, had in tenants.items()}
 
 
@@ -151,7 +151,7 @@ def test_texts_and_ids_are_added_listed_and_removed(admin, root):
     assert store.document("one:3").tolist() == [7, 8, 9, 10]
     assert listed(admin) == {"": {"one": 9}, "acme": {"one": 3}}
     assert listed(admin, "acme") == {"acme": {"one": 3}}
-    about = asyncio.run(admin.listed())
+    about = asyncio.run(admin.list_corpora())
     assert about["store"] == str(root)
     assert about["tokenizer"]["digest"] == store.tokenizer.digest
     assert (about["tenants"][""]["documents"], about["tenants"][""]["tokens"]) == (3, 9)
@@ -318,7 +318,7 @@ def test_the_event_loop_serves_on_while_a_corpus_is_added(admin, monkeypatch):
 
         def slow(texts: list[str]) -> list[list[int]]:
             loop.call_soon_threadsafe(requested.set)
-            asyncio.run_coroutine_threadsafe(admin.listed(), loop).result(60)
+            asyncio.run_coroutine_threadsafe(admin.list_corpora(), loop).result(60)
             return [list(text.encode()) for text in texts]
 
         monkeypatch.setattr(admin, "_tokenizer", dataclasses.replace(admin._tokenizer, encode_many=slow))

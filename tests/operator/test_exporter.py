@@ -47,7 +47,7 @@ class Engines:
 def status(engine: int = 0, steps: int = 1, ceiling: int | None = None, faults: Any = None) -> dict[str, Any]:
     """Return an engine's status, as far as a scrape reads it."""
     metrics = recorded(*[STEP] * steps)
-    metrics.fault("ngram", "late")
+    metrics.count_fault("ngram", "late")
     scheduler = {
         "control": {"mode": "off" if ceiling == 0 else "on", "ceiling": ceiling},
         "steps": steps,

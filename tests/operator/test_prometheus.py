@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 @pytest.fixture
 def registry() -> CollectorRegistry:
     metrics = recorded(STEP, STEP)
-    metrics.fault("slow", "late")
+    metrics.count_fault("slow", "late")
     registry = CollectorRegistry(auto_describe=True)
     register(metrics, registry)
     return registry

@@ -16,7 +16,7 @@ from specplug.faults import FaultGuard
 from specplug.interfaces import Planner, PluginContext
 from specplug.pipeline.plan import JoinedPlanner, PlanStage, checked_costs, joined
 from specplug.plugins.registry import default_registry
-from specplug.plugins.specs import PolicySpec, trimming
+from specplug.plugins.specs import PolicySpec, trimming_policy
 from specplug.settings import Settings
 from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import EngineCaps
@@ -187,6 +187,6 @@ def test_the_trim_half_is_that_of_the_part_that_has_its_own():
     plain, *own = (
         PolicySpec(name=name, factory=lambda _: Silent(), summary="", **trimmer) for name, trimmer in trimmers.items()
     )
-    assert [trimming(specs).name for specs in ([plain], [plain, own[0]])] == ["plain", "own"]
+    assert [trimming_policy(specs).name for specs in ([plain], [plain, own[0]])] == ["plain", "own"]
     with pytest.raises(PluginError, match="'own' and 'second'; expected at most one"):
-        trimming([plain, *own])
+        trimming_policy([plain, *own])

@@ -58,13 +58,13 @@ def limited(**limits: int) -> FieldParser:
 
 def parsed(extra_args: dict[str, Any], **limits: int) -> tuple[RequestOptions, tuple[Reference, ...], str | None]:
     """Return what the scheduler receives of a request with these arguments."""
-    return wire.decode(limited(**limits).parsed(extra_args))
+    return wire.decode(limited(**limits).parse_fields(extra_args))
 
 
 def refusal(extra_args: dict[str, Any], **limits: int) -> str:
     """Return the message with which a request is refused."""
     with pytest.raises(RequestError) as caught:
-        limited(**limits).parsed(extra_args)
+        limited(**limits).parse_fields(extra_args)
     return str(caught.value)
 
 

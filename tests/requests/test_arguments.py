@@ -27,12 +27,12 @@ PREDICTION = {"type": "content", "content": "a"}
         ({"specplug": {}}, True),
         ({"specplug_tenant": "a"}, True),
         (NO_FIELDS, False),
-        (wire.packed(NO_FIELDS), False),
+        (wire.pack(NO_FIELDS), False),
         ({1: "a", None: 2}, False),
     ],
 )
 def test_a_request_without_fields_is_left_alone(extra_args, are_given):
-    assert arguments.are_given(extra_args) is are_given
+    assert arguments.has_fields(extra_args) is are_given
 
 
 SPELLINGS = [
@@ -94,14 +94,14 @@ def test_every_spelling_is_understood(spelled, meant):
 def test_the_requests_own_prediction_is_one_of_the_fields(extra_args, meant):
     before = repr(extra_args)
     merged = arguments.with_prediction(extra_args, PREDICTION)
-    assert arguments.are_given(merged)
+    assert arguments.has_fields(merged)
     rest = {"other": 1} if extra_args and "other" in extra_args else {}
     assert arguments.split(merged) == ({**meant, "prediction": PREDICTION}, rest)
     assert repr(extra_args) == before
 
 
 def test_a_prediction_beside_parsed_arguments_is_theirs_already():
-    for given_args in (NO_FIELDS, wire.packed(NO_FIELDS)):
+    for given_args in (NO_FIELDS, wire.pack(NO_FIELDS)):
         assert arguments.with_prediction(given_args, PREDICTION) == given_args
 
 
@@ -208,8 +208,8 @@ def test_size_counts_texts_wherever_they_stand():
 def test_a_near_miss_is_logged_once_and_left_to_others(monkeypatch, caplog, key, meant):
     monkeypatch.setattr(arguments, "_warned", set())
     for _ in range(3):
-        assert arguments.are_given({key: "text", "specplug_store": True})
-        assert arguments.are_given({key: "text"}) is key.startswith("specplug_")
+        assert arguments.has_fields({key: "text", "specplug_store": True})
+        assert arguments.has_fields({key: "text"}) is key.startswith("specplug_")
     expected = [] if meant is None else [f"{key!r}, which is no field of specplug's; did they mean {meant!r}"]
     assert len(caplog.records) == len(expected)
     assert all(text in caplog.text for text in expected)
@@ -218,5 +218,5 @@ def test_a_near_miss_is_logged_once_and_left_to_others(monkeypatch, caplog, key,
 def test_clients_cannot_fill_the_log_with_near_misses(monkeypatch, caplog):
     monkeypatch.setattr(arguments, "_warned", set())
     for number in range(100):
-        arguments.are_given({f"speclug_prediction{number}": "text"})
+        arguments.has_fields({f"speclug_prediction{number}": "text"})
     assert len(caplog.records) == arguments._MAX_WARNED

@@ -77,7 +77,7 @@ def test_whatever_serves_a_request_knows_the_client_and_nobody_else_does() -> No
     async def app(scope: Any, receive: Any, send: Any) -> None:
         async def later() -> None:
             await asyncio.sleep(0)
-            client = clients.current()
+            client = clients.current_client()
             seen.append(None if client is None else client.digest)
 
         await asyncio.gather(later(), asyncio.create_task(later()))
@@ -90,7 +90,7 @@ def test_whatever_serves_a_request_knows_the_client_and_nobody_else_does() -> No
         await asyncio.gather(*[served(scope(key), None, None) for key in ("one", "two", None)])
         await served(scope("one"), None, None)
         await served({"type": "lifespan"}, None, None)
-        assert clients.current() is None
+        assert clients.current_client() is None
 
     contextvars.copy_context().run(asyncio.run, serve())
     one, two = shown("authorization: one"), shown("authorization: two")
@@ -102,7 +102,7 @@ def test_whatever_serves_a_request_knows_the_client_and_nobody_else_does() -> No
 def test_a_client_travels_beside_the_fields(packed: bool) -> None:
     options, reference = RequestOptions(store=False), Reference(np.array([1, 2], np.int32))
     given = {"other": 1, wire.WIRE_KEY: wire.encode(options, (reference,), "acme")}
-    given = wire.packed(given) if packed else given
+    given = wire.pack(given) if packed else given
     found = wire.with_client(given, "digest")
     assert wire.client_of(given) is None
     assert wire.client_of(found) == "digest"
@@ -173,13 +173,13 @@ def test_a_header_gives_the_tenant() -> None:
 @pytest.mark.parametrize("given", [{"specplug_tenant": "acme"}, {"specplug": {"tenant": "acme"}}])
 def test_the_parser_refuses_it_in_every_spelling(given: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="this server assigns tenants"):
-        parser_of(tenants={"header": "X-Tenant"}).parsed(given)
+        parser_of(tenants={"header": "X-Tenant"}).parse_fields(given)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_assigned_tenant_travels_beside_the_fields(packed: bool) -> None:
     given = {"specplug": wire.encode(wire.DEFAULTS, (), "own")}
-    given = wire.packed(given) if packed else given
+    given = wire.pack(given) if packed else given
     assert wire.decode(wire.with_client(given, None, "acme"))[2] == "acme"
     assert wire.decode(wire.with_client(given, "digest"))[2] == "own"
     assert wire.decode(wire.with_client(None, None, "acme"))[2] == "acme"
@@ -220,16 +220,16 @@ def client(key: str | None) -> RequestClient:
 
 def test_what_is_held_is_counted_by_client_until_released() -> None:
     quota = Quota(Limits(max_client_reference_tokens=10, max_server_reference_tokens=25))
-    first, *_ = [quota.hold(name, 10) for name in ("a", "b")]
+    first, *_ = [quota.reserve(name, 10) for name in ("a", "b")]
     with pytest.raises(BusyError, match=r"requests of this client .* found 11 .* at most 10, limits\.max_client"):
-        quota.hold("a", 1)
+        quota.reserve("a", 1)
     with pytest.raises(BusyError, match=r"requests of all clients .* found 26 .* limits\.max_server_reference_tokens"):
-        quota.hold("c", 6)
+        quota.reserve("c", 6)
     first()
     first()
-    assert quota.held == 10
-    quota.hold("a", 10)()
-    assert quota.held == 10
+    assert quota.reserved_tokens == 10
+    quota.reserve("a", 10)()
+    assert quota.reserved_tokens == 10
 
 
 def test_prompts_and_samples_count_and_end_with_the_http_request() -> None:
@@ -240,18 +240,18 @@ def test_prompts_and_samples_count_and_end_with_the_http_request() -> None:
 
     async def serve() -> None:
         one = client("a")
-        parsed = await own.admitted(fields, one, 4)
-        assert wire.reference_tokens(parsed) == wire.reference_tokens(wire.packed(parsed)) == 10_000
+        parsed = await own.admit(fields, one, 4)
+        assert wire.reference_tokens(parsed) == wire.reference_tokens(wire.pack(parsed)) == 10_000
         with pytest.raises(BusyError):
-            await own.admitted(fields, one, 1)
-        await own.admitted(fields, client("b"), 2)
+            await own.admit(fields, one, 1)
+        await own.admit(fields, client("b"), 2)
         with pytest.raises(BusyError, match="all clients"):
-            await own.admitted(fields, client(None), 1)
+            await own.admit(fields, client(None), 1)
         one.end()
         with pytest.raises(BusyError, match="this client"):
-            await own.admitted(fields, client("a"), 5)
-        await own.admitted(fields, client("a"), 4)
-        await own.admitted(fields, None, 1000)  # a program's own
+            await own.admit(fields, client("a"), 5)
+        await own.admit(fields, client("a"), 4)
+        await own.admit(fields, None, 1000)  # a program's own
 
     asyncio.run(serve())
 

@@ -47,15 +47,15 @@ def test_hostile_fields_are_refused_soon_and_in_few_words(name: str) -> None:
     parser = limited(**LIMITS)
     begin = time.process_time()
     with pytest.raises(RequestError) as refused:
-        parser.parsed(REFUSED[name])
+        parser.parse_fields(REFUSED[name])
     assert time.process_time() - begin < SECONDS
     assert len(str(refused.value)) < 2000
     assert "\n" not in str(refused.value).replace("\n  ", "")
 
 
 EVENT_LOOP: dict[str, Callable[[], object]] = {
-    "many keys like fields": lambda: arguments.are_given({f"spec{number:07}": 1 for number in range(MANY)}),
-    "a long key like a field": lambda: arguments.are_given({"spec" + "X-" * len(LONG): 1}),
+    "many keys like fields": lambda: arguments.has_fields({f"spec{number:07}": 1 for number in range(MANY)}),
+    "a long key like a field": lambda: arguments.has_fields({"spec" + "X-" * len(LONG): 1}),
     "many short texts": lambda: arguments.characters({"specplug_references": ["a"] * 2_000_000}),
     "many empty objects": lambda: arguments.characters({"specplug_references": [{}] * 2_000_000}),
     "a prediction beside JSON": lambda: arguments.with_prediction({"specplug": "[" + "{}," * 3_000_000 + "{}]"}, {}),
@@ -78,7 +78,7 @@ def test_keys_and_names_count_as_text_to_parse(name: str) -> None:
 
 @pytest.mark.parametrize("text", ["\n2026-01-01 ERROR forged", "\x1b[2J", "\u2028", "\ud800"])
 def test_messages_and_logs_show_control_characters_escaped(text: str, caplog: Any) -> None:
-    arguments.are_given({f"specplug{text}": 1})
+    arguments.has_fields({f"specplug{text}": 1})
     assert text not in caplog.text
     for fields in ({f"specplug_{text}": 1}, {"specplug_proposer": text}, {"specplug": {text: text}}):
         assert text not in refusal(fields)

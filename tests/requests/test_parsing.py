@@ -211,7 +211,7 @@ def test_thresholds_are_numbers_or_the_servers_names():
         options, _, _ = parsed({"specplug": {"acceptance_threshold": given, "verifier": "typical"}})
         assert options.acceptance_threshold == expected
     with pytest.raises(RequestError, match="this server's verifier takes no threshold"):
-        parser_of(verifier="reference", acceptance_thresholds={}).parsed({"specplug_acceptance_threshold": 0.5})
+        parser_of(verifier="reference", acceptance_thresholds={}).parse_fields({"specplug_acceptance_threshold": 0.5})
 
 
 def test_all_wrong_fields_are_reported_at_once():
@@ -254,10 +254,10 @@ ENGINE_DRAFTS = parser_of(engine_drafts=True)
 )
 def test_what_the_engines_own_drafter_does_not_read_is_refused(fields, refused):
     with pytest.raises(RequestError, match=refused):
-        ENGINE_DRAFTS.parsed({"specplug": fields})
+        ENGINE_DRAFTS.parse_fields({"specplug": fields})
 
 
 def test_limits_apply_to_the_engines_own_drafter_and_openais_prediction_is_ignored():
     for fields, cap in (({"num_speculative_tokens": 9}, 5), ({"enabled": False}, 0)):
-        assert wire.decode(ENGINE_DRAFTS.parsed({"specplug": fields}))[0].cap == cap
+        assert wire.decode(ENGINE_DRAFTS.parse_fields({"specplug": fields}))[0].cap == cap
     assert ENGINE_DRAFTS.with_prediction({"other": 1}, {"type": "content", "content": "text"}) == {"other": 1}

@@ -44,7 +44,7 @@ def test_whatever_is_encoded_comes_back(given_options, given_references, tenant)
 def test_the_packed_form_survives_a_transport_of_texts(given_options, given_references, tenant):
     """SGLang's: of each argument it takes texts and numbers, and flat lists and mappings of them."""
     extra_args = {"other": 1, wire.WIRE_KEY: wire.encode(given_options, given_references, tenant)}
-    packed = wire.packed(extra_args)
+    packed = wire.pack(extra_args)
     scalar = None | bool | int | float | str
     decoder = msgpack.Decoder(dict[str, scalar | list[scalar] | dict[str, scalar]])
     for arrived in (packed, decoder.decode(msgpack.encode(packed)), pickle.loads(pickle.dumps(packed))):
@@ -55,7 +55,7 @@ def test_the_packed_form_survives_a_transport_of_texts(given_options, given_refe
 
 def test_only_what_was_packed_here_counts_as_parsed():
     """A client can send what looks like it."""
-    packed = wire.packed({wire.WIRE_KEY: wire.encode(RequestOptions(), (Reference.of([1]),), None)})
+    packed = wire.pack({wire.WIRE_KEY: wire.encode(RequestOptions(), (Reference.of([1]),), None)})
     assert wire.is_encoded(packed)
     assert wire.is_encoded({**packed})
     assert not wire.is_encoded(json.loads(json.dumps(packed)))

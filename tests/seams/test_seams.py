@@ -208,7 +208,7 @@ def test_a_part_is_refused_for_its_own_seams_alone():
         "adapter: Engine has moved: engine:absent is gone; found Engine 0.32.0; expected Engine 0.30 to 0.33. "
         "Install a supported version: Engine 0.30 to 0.33"
     )
-    assert required.moved("worker") == ["engine:absent is gone"]
+    assert required.moved_seams("worker") == ["engine:absent is gone"]
 
 
 def test_seams_of_other_versions_are_not_required():

@@ -41,9 +41,9 @@ _HELD = "_specplug_held"  # attribute of a request whose references are counted
 class PackingParser(FieldParser):
     """Parses the fields of one server's requests to a form that SGLang's transport accepts."""
 
-    def parsed(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
+    def parse_fields(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
         """Return custom parameters with specplug's fields in their packed form."""
-        return wire.packed(super().parsed(extra_args))
+        return wire.pack(super().parse_fields(extra_args))
 
     async def parse(self, obj: Any, client: RequestClient | None) -> None:
         """Replace the sampling parameters of a `GenerateReqInput` by new ones with the packed form.
@@ -72,11 +72,11 @@ class PackingParser(FieldParser):
         else:
             obj.sampling_params = await changed(params)
         if sender is not None:
-            setattr(obj, _HELD, weakref.finalize(obj, self.hold(sender, _reference_tokens(obj))))
+            setattr(obj, _HELD, weakref.finalize(obj, self.reserve(sender, _reference_tokens(obj))))
 
     def preferred(self, params: Any) -> Any:
         """Return a server's preferred sampling parameters, parsed."""
-        return {**params, CUSTOM: self.parsed(params[CUSTOM])} if _has_unparsed(params) else params
+        return {**params, CUSTOM: self.parse_fields(params[CUSTOM])} if _has_unparsed(params) else params
 
 
 def parser_of(manager: Any) -> PackingParser:
@@ -125,7 +125,7 @@ def with_client(obj: Any, client: str | None, tenant: str | None, preferred: Any
         if wire.client_of(given) == client and tenant is None:
             return params
         if not given or wire.WIRE_KEY not in given:
-            given = wire.packed({**(given or {}), **wire.NO_FIELDS})
+            given = wire.pack({**(given or {}), **wire.NO_FIELDS})
         return {**params, CUSTOM: wire.with_client(given, client, tenant)}
 
     if isinstance(obj, GenerateReqInput):
@@ -144,4 +144,4 @@ def has_unparsed_fields(obj: Any) -> bool:
 
 def _has_unparsed(params: Any) -> bool:
     given = params.get(CUSTOM) if isinstance(params, dict) else None
-    return isinstance(given, dict) and arguments.are_given(given)
+    return isinstance(given, dict) and arguments.has_fields(given)

@@ -144,7 +144,7 @@ def build(
     """
     stage = build_draft_stage(settings, default_registry(), context, grammars=True)
     allocator = SlotAllocator(context.max_slots, context.device, notify)
-    grammars = GrammarCompleter(context.vocab_size, tokenizer, FaultGuard("grammar", sink=stage.metrics.fault))
+    grammars = GrammarCompleter(context.vocab_size, tokenizer, FaultGuard("grammar", sink=stage.metrics.count_fault))
     given: Any = stage, table, grammars, context.caps, context.vocab_size
     launches = launches_for(context.device)
     if launches is None or not DeviceSteps.applies(stage):

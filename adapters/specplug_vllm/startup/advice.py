@@ -103,7 +103,7 @@ def routes() -> str:
     named = os.environ.get("VLLM_PLUGINS")
     if named is not None and "specplug_http" not in named.split(","):
         return f"off (VLLM_PLUGINS={named},specplug_http turns it on)"
-    return f"on, {Operators().whom}"
+    return f"on, {Operators().description}"
 
 
 def host_cost(names: Sequence[str]) -> str:

@@ -132,7 +132,7 @@ class ReplayEngine:
         self.close()
         context = self._context
         stage = self._drafts = build_draft_stage(self._settings, self._registry, context)
-        self._plans = build_plan_stage(self._settings, self._registry, context, stage.metrics.fault)
+        self._plans = build_plan_stage(self._settings, self._registry, context, stage.metrics.count_fault)
         self._slots = ReplaySlots(stage, context.max_slots, context.max_length, context.vocab_size)
         self._equals = Draft.allocate(self._repeats, self._setup.gamma, trees=context.caps.trees, sources=stage.sources)
         self._steps = 0

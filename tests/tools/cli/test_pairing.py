@@ -266,6 +266,6 @@ def test_outputs_that_differ_fail_in_float32_alone(monkeypatch):
 def test_a_run_without_drafts_or_with_faults_is_seen():
     counters = SpecMetrics(["a"], 4)
     assert check_acceptance(counters.snapshot(), 4, 1, 8).status == "warn"
-    counters.fault("crosstok", "raised")
+    counters.count_fault("crosstok", "raised")
     found = check_acceptance(counters.snapshot(), 4, 1, 8)
     assert (found.status, "1 raised (crosstok)" in found.summary) == ("fail", True)
