@@ -17,16 +17,16 @@ def words(text: str) -> set[str]:
 
 
 VERBS = words("""
-abort accept activate add admit advance allocate allow announce answer append apply ask assert assign attach audit begin
-bench build cache calibrate call capture check choose clean clear close collect commit compare compile complete compose
-connect copy count create cut decode describe detach discard discover draft drop encode end execute explain export
-extend feed find finish fit flatten flush follow forecast forget forward free gather generate get grow guard handle hook
-ignore ingest init inspect install intersect join judge jump keep launch learn leave limit list load log make match
-measure merge move observe open pack pad parse pick plan preempt prepare print probe propose put quote read record
-refresh refuse register release remember remove replace replay report require resend reserve reset resolve restart
-resume rollback run sample sanitize save scan schedule search send serve set settle share shift shorten show shut splice
-split start step stop store stream submit suggest summarise sync take tokenize train trim try update use validate verify
-vote wait warm warmup watch wrap write yield
+abort accept activate add admit advance allocate allow announce answer append apply ask assert assign attach audit
+begin bench build cache calibrate call capture check choose clean clear close collect commit compare compile complete
+compose connect copy count create cut decode describe detach discard discover draft drop encode end execute explain
+export extend feed find finish fit flatten flush follow forecast forget forward free gather generate get grow guard
+handle hook ignore ingest init inspect install intersect join judge jump keep launch learn leave limit list load log
+make match measure merge move observe open pack pad parse pick plan preempt prepare print probe propose put quote read
+record refresh refuse register release remember remove replace replay report require resend reserve reset resolve
+restart resume rollback run sample sanitize save scan schedule search send serve set settle share shift shorten show
+shut splice split start step stop store stream submit suggest summarise sync take tokenize train trim try update use
+validate verify vote wait warm warmup watch wrap write yield
 """)
 """What a function does."""
 
@@ -37,21 +37,22 @@ CONVERSIONS = words("test as at by from in of on to with without specplug")
 """``as_dict``, ``from_plain``, ``with_client``; ``on_event`` and ``specplug_register`` are hooks."""
 
 NOUNS = words("""
-acceptance access advice alphabet ancestor anchor answer app argument args backend barrier batch bit body budget buffer
-byte cap case ceiling chain character check checksum child children chunk class client command confidence console
-context continuation control core corpus corpora cost count counter curve decision decoder definition demo description
-detail device difference digest distribution doctor document draft drafter driver dtype encoder engine entry environment
-error event evidence excerpt excess expansion exporter factor fault field figure file fingerprint flag folder form gain
-gap generation graph grammar group growth hash hint horizon id identity import info intake invariant kernel key kind
-label launch layout leaf leaves legend length level library limit line log2 logit logprob manifest mapping mask
-match matches mean memory message metric method mistake mode model module name node noise number object option order
-outcome output owner page pair parameter parent parser part path piece pipeline plan planner plugin point policy pool
-position power prediction preemption prefill prefix prob probability problem process processor profile progress prompt proposer
-query rank rate ratio reader reason refusal registry remedy report request reset result role room root route row runner
-sampling scheduler schema score seam second section seed server setting share size slot snapshot source span speculation
-speedup start state statistic stats status stem step stop store stream sum survival table tally target task tau
-temperature tenant tensor test text threshold time title token tokenizer tolerance total totals traceback tree trimmer
-type uniform value verdict verification verifier version view vocab vocabulary waste weight width window worker
+acceptance access advice alphabet ancestor anchor answer app args argument backend barrier batch bit body budget
+buffer byte cap case ceiling chain character check checksum child children chunk class client command confidence
+console context continuation control core corpora corpus cost count counter curve decision decoder definition demo
+description detail device difference digest distribution doctor document draft drafter driver dtype encoder engine
+entry environment error event evidence excerpt excess expansion exporter factor fault field figure file fingerprint
+flag folder form gain gap generation grammar graph group growth hash hint horizon id identity import info intake
+invariant kernel key kind label launch layout leaf leaves legend length level library limit line log2 logit logprob
+manifest mapping mask match matches mean memory message method metric mistake mode model module name node noise number
+object option order outcome output owner page pair parameter parent parser part path piece pipeline plan planner
+plugin point policy pool position power prediction preemption prefill prefix prob probability problem process
+processor profile progress prompt proposer query rank rate ratio reader reason refusal registry remedy report request
+reset result role room root route row runner sampling scheduler schema score seam second section seed server setting
+share size slot snapshot source span speculation speedup start state statistic stats status stem step stop store
+stream sum survival table tally target task tau temperature tenant tensor test text threshold time title token
+tokenizer tolerance total totals traceback tree trimmer type uniform value verdict verification verifier version view
+vocab vocabulary waste weight width window worker
 """)
 """What a function returns, also in the plural."""
 

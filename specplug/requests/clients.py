@@ -79,7 +79,7 @@ def current_client() -> RequestClient | None:
 
 
 class Clients:
-    """ASGI middleware that makes the client, and `predicted.current_prediction`, available to the code that serves its request."""
+    """ASGI middleware that makes the client and its prediction available to the code that serves its request."""
 
     def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]]) -> None:
         self._app = app
