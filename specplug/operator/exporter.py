@@ -24,8 +24,7 @@ from prometheus_client.registry import Collector
 from specplug.errors import describe
 from specplug.faults import KINDS
 from specplug.operator.prometheus import add_counts, counters
-from specplug.operator.status import counting_parts
-from specplug.operator.summary import REASONS, corpus_totals, decision, reason
+from specplug.operator.status import REASONS, corpus_totals, counting_parts, decision, reason
 
 logger = logging.getLogger("specplug")
 
