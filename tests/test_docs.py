@@ -15,13 +15,14 @@ import typer.main
 
 from specplug.mistakes import leaves
 from specplug.plugins import specs
-from specplug.plugins.registry import KINDS, Owner, Registry
+from specplug.plugins.registry import KINDS
 from specplug.plugins.specs import CheckResult, PluginSpec
 from specplug.requests.parsing import parse_request_fields
 from specplug.requests.schema import RequestFields
 from specplug.settings import Limits, Settings, load_settings
 from specplug.tools.cli.app import app
 from specplug.tools.cli.new import TEMPLATES
+from tests.plugins.planted import registry_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLUGINS = "writing-plugins.md"
@@ -122,10 +123,7 @@ def test_a_hooks_example_registers_something(name: str):
     for example in examples:
         module = ModuleType("example")
         exec(example, module.__dict__)
-        registry = Registry()
-        registry.add(module, Owner("example", "docs", "1"))
-        assert registry.load_errors == ()
-        assert len(registry.entries(SPEC_OF_HOOK[name])) == 1
+        assert len(registry_of(module).entries(SPEC_OF_HOOK[name])) == 1
 
 
 def test_the_example_check_gives_a_result():

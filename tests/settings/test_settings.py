@@ -13,11 +13,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from specplug.errors import SettingsError
 from specplug.mistakes import flatten, leaves
-from specplug.plugins.registry import Owner, Registry, default_registry
-from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec, hookimpl
+from specplug.plugins.registry import default_registry
+from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec
 from specplug.settings import CorporaSettings, Limits, Settings, load_settings
 from specplug.settings.checks import plugin_options
 from specplug.types.caps import ProposerCaps, VerifierCaps
+from tests.plugins.planted import registry_of
 
 
 class StrictOptions(BaseModel):
@@ -47,44 +48,30 @@ def proposer(name: str, options: object = None, **caps: bool) -> ProposerSpec:
     return ProposerSpec(name=name, factory="nowhere:Nothing", summary="", caps=ProposerCaps(**caps), options=options)
 
 
-class Plugin:
-    """A plug-in with a proposer, a policy and a verifier of each sort that the tests need."""
-
-    def __init__(self) -> None:
-        self.specplug_register_proposers = hook(
-            proposer("ngram", StrictOptions, deterministic=True),
-            proposer("plain"),
-            proposer("needy", NeedyOptions),
-            proposer("ordered", OrderedOptions),
-            proposer("twin", StrictOptions),
-            proposer("broken", "no_such_module:Options"),
-            proposer("odd", dict),
-        )
-        self.specplug_register_policies = hook(
-            PolicySpec(name="batch", factory="nowhere:Nothing", summary=""),
-            PolicySpec(name="fixed", factory="nowhere:Nothing", summary="", options=LaxOptions),
-            PolicySpec(name="twin", factory="nowhere:Nothing", summary="", options=LaxOptions),
-            PolicySpec(name="adaptive", factory="nowhere:Nothing", summary=""),
-            PolicySpec(name="own", factory="nowhere:No", summary="", trimmer="nowhere:Trims"),
-            PolicySpec(name="his", factory="nowhere:No", summary="", trimmer="nowhere:Trims"),
-        )
-        self.specplug_register_verifiers = hook(
-            VerifierSpec(name="reference", factory="nowhere:Nothing", summary="", caps=VerifierCaps(lossless=True))
-        )
+def policy(name: str, **more: object) -> PolicySpec:
+    return PolicySpec(name=name, factory="nowhere:Nothing", summary="", **more)  # type: ignore[arg-type]
 
 
-def hook(*specs):
-    @hookimpl
-    def implementation(register):
-        for spec in specs:
-            register(spec)
-
-    return implementation
-
-
-REGISTRY = Registry()
-REGISTRY.add(Plugin(), Owner("tests", "specplug-tests", "1"))
-assert REGISTRY.load_errors == ()
+REGISTRY = registry_of(
+    proposers=[
+        proposer("ngram", StrictOptions, deterministic=True),
+        proposer("plain"),
+        proposer("needy", NeedyOptions),
+        proposer("ordered", OrderedOptions),
+        proposer("twin", StrictOptions),
+        proposer("broken", "no_such_module:Options"),
+        proposer("odd", dict),
+    ],
+    policies=[
+        policy("batch"),
+        policy("fixed", options=LaxOptions),
+        policy("twin", options=LaxOptions),
+        policy("adaptive"),
+        policy("own", trimmer="nowhere:Trims"),
+        policy("his", trimmer="nowhere:Trims"),
+    ],
+    verifiers=[VerifierSpec(name="reference", factory="no:No", summary="", caps=VerifierCaps(lossless=True))],
+)
 
 
 def load(flags=None, config: str = "", **more) -> Settings:
