@@ -14,7 +14,7 @@ from specplug.errors import SpecplugError, excerpt, quote, suggest
 
 M = TypeVar("M", bound=BaseModel)
 
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 _PLAINER = {
     "model_type": "a mapping",
     "dict_type": "a mapping",
@@ -50,8 +50,8 @@ def join_mistakes(lines: Sequence[str], noun: str) -> str:
     """Return one message that lists all mistakes."""
     if len(lines) == 1:
         return lines[0]
-    more = [f"... and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
-    return "\n  ".join([f"{len(lines)} {noun}s are wrong:", *lines[:_MOST_SHOWN], *more])
+    more = [f"... and {len(lines) - _MAX_SHOWN} more"] if len(lines) > _MAX_SHOWN else []
+    return "\n  ".join([f"{len(lines)} {noun}s are wrong:", *lines[:_MAX_SHOWN], *more])
 
 
 def json_value(text: str | bytes | bytearray, kind: type[SpecplugError], what: str, **about: str | None) -> Any:
@@ -100,7 +100,7 @@ def from_pydantic(error: ValidationError, model: type[BaseModel], noun: str, pre
     removed: Mapping[str, str] = getattr(model, "removed", {})
     for item in error.errors(include_url=False):
         key = prefix + ".".join(str(part) for part in item["loc"]) if item["loc"] else prefix.rstrip(".")
-        if len(mistakes) >= _MOST_SHOWN:
+        if len(mistakes) >= _MAX_SHOWN:
             mistakes.append(Mistake(key, f"bad {noun} {quote(key)}"))
         elif item["type"] == "extra_forbidden" and item["loc"][0] in removed:
             what = f"{noun} {quote(key)} was removed, as {removed[str(item['loc'][0])]}"

@@ -19,7 +19,10 @@ RECORDS = ROOT / ".cache" / "compatibility"
 VERSIONS = ROOT / ".ci" / "environments" / "versions"
 """Requirements of the older versions that `make test-versions` runs; the files are named after engine and version."""
 
-T, V1, V2, S = "transformers", "vLLM V1", "vLLM V2", "SGLang"
+T = "transformers"
+V1 = "vLLM V1"
+V2 = "vLLM V2"
+S = "SGLang"
 ENGINES = (T, V1, V2, S)
 SUITES = {T: "tests/transformers", V1: "tests/engines/vllm", V2: "tests/engines/vllm", S: "tests/engines/sglang"}
 
@@ -273,7 +276,8 @@ def lacking(suite: str, passed: Iterable[str], slow: Iterable[str]) -> list[str]
         passed: ids of the tests that passed.
         slow: ids of the tests that were left out because they are slow.
     """
-    ran, left_out = list(passed), list(slow)
+    ran = list(passed)
+    left_out = list(slow)
     return [
         f"{row}, {engine}: {cell}"
         for row, engine, cell in cells()
@@ -321,7 +325,8 @@ def render(records: Mapping[str, Mapping[str, list[str]]], versions: Mapping[str
             return "untested"
         if cell == NONE:
             return ""
-        record, start = records[SUITES[engine]], evidence(engine, cell)
+        record = records[SUITES[engine]]
+        start = evidence(engine, cell)
         file = start.partition("::")[0]
         word = "refused" if cell.startswith(REFUSED) else "tested"
         if not any(name.startswith(start) for name in record["passed"]):

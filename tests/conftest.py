@@ -45,7 +45,8 @@ def pytest_runtest_makereport(item: pytest.Item):
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Record what a whole suite ran, for the compatibility matrix, and fail if a cell of it lacks its tests."""
-    ran, chosen = session.config.stash[RAN], {str(path) for path in session.config.args}
+    ran = session.config.stash[RAN]
+    chosen = {str(path) for path in session.config.args}
     options = session.config.option
     of_another_version = bool(options.xmlpath)  # see `make test-versions`
     is_part = options.collectonly or options.keyword or options.markexpr not in ("", "not slow")

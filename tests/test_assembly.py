@@ -201,7 +201,8 @@ def test_the_deadline_is_given_in_milliseconds(registry, milliseconds, seconds):
     faults = {"host_deadline_ms": milliseconds, "max_consecutive": 2, "cooldown_steps": 5}
     stage = build_draft_stage(settings(proposer="host", faults=faults), registry, META)
     [runner] = stage.runners
-    handle, guard = runner.handle, runner.guard
+    handle = runner.handle
+    guard = runner.guard
     assert handle._deadline == seconds
     assert (guard.name, guard._max_consecutive, guard._cooldown_steps) == ("host", 2, 5)
     stage.close()

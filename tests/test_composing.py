@@ -46,7 +46,8 @@ def test_splice_appends_what_continues_a_row_and_leaves_the_others(first, second
     draft.validate()
     for row, (mine, theirs) in enumerate(zip(first, second, strict=True)):
         tail = theirs[len(mine) :] if theirs[: len(mine)] == mine else []
-        ids, count = mine + tail, len(mine) + len(tail)
+        ids = mine + tail
+        count = len(mine) + len(tail)
         pad = DRAFT_LENGTH - count
         assert draft.token_ids[row].tolist() == ids + [NO_TOKEN] * pad
         assert draft.source[row].tolist() == [0] * len(mine) + [1] * len(tail) + [-1] * pad
@@ -144,8 +145,10 @@ def test_parts_observe_their_own_sources_and_hear_every_event(made, proposer):
     it.draft(reset_slots=(0, 1, 2))
     it.verify([3, 0, 1])
     it.stage.close()
-    first, second = it.parts["first"], it.parts["second"]
-    [(batch, seen, verdict)], [(_, other, _)] = first.observed, second.observed
+    first = it.parts["first"]
+    second = it.parts["second"]
+    [(batch, seen, verdict)] = first.observed
+    [(_, other, _)] = second.observed
     assert seen.source.tolist() == [[0, 0, -1, -1], [0, 0, 0, -1], [-1] * 4]
     assert other.source.tolist() == [[-1, -1, 0, 0], [-1] * 4, [0, -1, -1, -1]]
     assert (verdict.accepted.tolist(), batch.num_new.tolist()) == ([3, 0, 1], [4, 1, 2])
@@ -192,7 +195,8 @@ def test_the_parts_can_ingest_without_drafting(made):
 def test_who_asks_it_to_ingest_and_to_propose_apart_hands_nothing_twice(made):
     it = made()
     batch = make_batch([range(3)] * 3, vocab_size=16, reset_slots=(0, 1, 2))
-    composed, draft = it.stage.proposers["joined"], Draft.allocate(3, DRAFT_LENGTH)
+    composed = it.stage.proposers["joined"]
+    draft = Draft.allocate(3, DRAFT_LENGTH)
     composed.ingest(batch)
     composed.propose(batch, int32([DRAFT_LENGTH] * 3), draft)
     assert ids(draft) == JOINED

@@ -104,7 +104,8 @@ def test_every_hook_has_a_section_and_every_section_a_hook():
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_hooks_section_shows_its_signature_and_the_fields_of_its_description(name: str):
-    section, spec = section_of_hook(name), SPEC_OF_HOOK[name]
+    section = section_of_hook(name)
+    spec = SPEC_OF_HOOK[name]
     assert SIGNATURES[name] == re.search(r"```python\n(def .*)\n```", section)[1]  # type: ignore[index]
     common = {field.name for field in dataclasses.fields(PluginSpec)}
     own = {field.name for field in dataclasses.fields(spec)} - common

@@ -20,7 +20,8 @@ from specplug.faults import FaultGuard, LateDraft, status_of
 from specplug.pipeline.worker import JobThread
 from specplug.plugins.specs import PolicySpec
 
-OFF, ON = False, True
+OFF = False
+ON = True
 
 
 def works() -> None:

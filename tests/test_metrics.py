@@ -162,7 +162,8 @@ class TestOff:
     """Rows that could not draft are no evidence of what drafts are worth."""
 
     def test_so_have_rows_of_requests_that_take_no_drafts(self):
-        plain, off = {"emitted": 1}, torch.tensor([False, True, False, True])
+        plain = {"emitted": 1}
+        off = torch.tensor([False, True, False, True])
         rows = [STEP[0], plain, plain, {"emitted": 1, "after_stop": 1}]
         metrics = SpecMetrics(SOURCES, DRAFT_LENGTH)
         metrics.record(*step(rows), off)
@@ -199,7 +200,8 @@ class TestSnapshot:
     def test_a_snapshot_does_not_move(self):
         metrics = recorded(STEP)
         metrics.count_fault("slow", "late")
-        before, twin = metrics.snapshot(), metrics.snapshot()
+        before = metrics.snapshot()
+        twin = metrics.snapshot()
         metrics.record(*step(STEP))
         metrics.count_fault("slow", "late")
         assert before == twin

@@ -106,7 +106,8 @@ def arguments() -> argparse.Namespace:
 
 @pytest.mark.parametrize("name", ["tiny-draft", "tiny-draft-other"])
 def test_training_lowers_the_loss(name, target, arguments):
-    draft, same = distill_draft.Model.load(name), name == "tiny-draft"
+    draft = distill_draft.Model.load(name)
+    same = name == "tiny-draft"
     examples = distill_draft.make_examples(target, draft, arguments, same=same)
     assert len(examples) == arguments.texts
     teacher = target.model if same else None

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from specplug.errors import TraceError
 from specplug.pipeline.tracer import StepTracer
-from specplug.trace import HEADER, MOST_KEPT, TraceRow, TraceWriter, read_trace, requests_in
+from specplug.trace import HEADER, MAX_KEPT, TraceRow, TraceWriter, read_trace, requests_in
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
@@ -113,27 +113,29 @@ class TestRoundTrip:
         assert requests_in(path, len(path.read_bytes().splitlines()[-1]) + 1) == [("é", ROW.tenant)]
         for place, name in enumerate(names):
             assert [row.step for row in read_trace(path, name)] == [*range(place, 100, 3)]
-        size, last = path.stat().st_size, len(path.read_bytes().splitlines()[-1]) + 1
+        size = path.stat().st_size
+        last = len(path.read_bytes().splitlines()[-1]) + 1
         for newest, count in ((last - 1, 0), (last, 1), (last + 1, 1), (2 * last + 9, 2), (size, 100), (size + 9, 100)):
             assert [*read_trace(path, newest=newest)] == rows[100 - count :]
 
 
 class TestFullDisks:
     def test_a_disk_that_is_full_for_a_while_costs_old_rows_and_no_line(self, small_disk, caplog):
-        path, padding = small_disk / "trace.jsonl", small_disk / "padding"
+        path = small_disk / "trace.jsonl"
+        padding = small_disk / "padding"
         trace = TraceWriter(path)
         trace.write(replace(ROW, step=0))
         with suppress(OSError):
             padding.write_bytes(b"x" * 300_000)
         for step in range(1, 10_000):
             trace.write(replace(ROW, step=step))
-            assert len(trace._lines) <= MOST_KEPT
+            assert len(trace._lines) <= MAX_KEPT
         full = [row.step for row in read_trace(path)]
         assert full == list(range(len(full))), "whole lines"
         assert len(caplog.records) == 1
         assert "trace.jsonl cannot be written (No space left on device)" in caplog.text
         padding.unlink()
-        trace._lines = deque(list(trace._lines)[-100:], MOST_KEPT)  # so many have room
+        trace._lines = deque(list(trace._lines)[-100:], MAX_KEPT)  # so many have room
         trace.close()
         assert [row.step for row in read_trace(path)] == [*full, *range(9_900, 10_000)]
         assert len(caplog.records) == 1
@@ -152,8 +154,8 @@ class TestFullDisks:
     @pytest.mark.parametrize("device", ["/dev/null", "/dev/full"])
     def test_devices(self, device, caplog):
         with closing(TraceWriter(device)) as trace:
-            trace.write(*[ROW] * 3 * MOST_KEPT)
-            assert len(trace._lines) == (MOST_KEPT if device == "/dev/full" else 0)
+            trace.write(*[ROW] * 3 * MAX_KEPT)
+            assert len(trace._lines) == (MAX_KEPT if device == "/dev/full" else 0)
         assert len(caplog.records) == (device == "/dev/full")
 
     def test_what_is_no_file_is_refused(self, tmp_path):

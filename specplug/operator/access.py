@@ -47,8 +47,8 @@ class Operators:
     """
 
     def __init__(self, keys: Iterable[str | None] = (), environment: Mapping[str, str] = os.environ) -> None:
-        given = (*keys, environment.get(KEY_VARIABLE, "").strip())
-        self._keys = [key.encode() for key in given if key]
+        known = (*keys, environment.get(KEY_VARIABLE, "").strip())
+        self._keys = [key.encode() for key in known if key]
 
     @property
     def have_key(self) -> bool:

@@ -113,8 +113,8 @@ class CorpusAdmin:
                 remedy="Remove it first, or send 'extend': true",
             )
         documents = self._documents(order, store.tokenizer.vocab_size)
-        most = self._settings.max_tokens
-        added = store.add(order.name, documents, tenant=tenant, extend=order.extend, max_tokens=most)
+        limit = self._settings.max_tokens
+        added = store.add(order.name, documents, tenant=tenant, extend=order.extend, max_tokens=limit)
         about = {"documents": added.documents, "tokens": added.tokens, "empty": added.empty}
         return {"name": order.name, "tenant": tenant, **about}
 

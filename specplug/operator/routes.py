@@ -76,8 +76,8 @@ def attach(app: FastAPI, decorate: Callable[[Any], Any] = lambda route: route) -
 
     def add(path: str, route: Any, method: str, summary: str, guarded: Any = guard, **more: Any) -> None:
         # Not by a router: engines look for the marks among the app's own routes.
-        given = {"methods": [method], "tags": ["specplug"], "dependencies": [Depends(guarded)], "summary": summary}
-        app.add_api_route(path, decorate(route), **given, openapi_extra=more or None)
+        about = {"methods": [method], "tags": ["specplug"], "dependencies": [Depends(guarded)], "summary": summary}
+        app.add_api_route(path, decorate(route), **about, openapi_extra=more or None)
 
     what = "specplug's status: settings and their origins, sources, counts, faults, the operator's control"
     add("/specplug/status", read_status, "GET", what)

@@ -41,11 +41,11 @@ def has_fields(extra_args: Mapping[str, Any] | None) -> bool:
     """Return whether a request has specplug fields that are not parsed yet."""
     if not extra_args:
         return False
-    given = any(map(_is_ours, extra_args)) and not is_encoded(extra_args)
+    has_own = any(map(_is_ours, extra_args)) and not is_encoded(extra_args)
     for key in itertools.islice(extra_args, _MAX_COMPARED):
         if not _is_ours(key):
             _warn_of_near_miss(key)
-    return given
+    return has_own
 
 
 def split(extra_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
@@ -77,17 +77,17 @@ def with_prediction(extra_args: Mapping[str, Any] | None, prediction: object) ->
     Raises:
         RequestError: the prediction is a text, or specplug's fields also hold one.
     """
-    given = dict(extra_args or {})
-    if is_encoded(given):
-        return given
+    merged = dict(extra_args or {})
+    if is_encoded(merged):
+        return merged
     key = f"{PREFIX}prediction"
-    if key in given:
+    if key in merged:
         raise _given_twice("prediction", f"the request's own 'prediction', and {key!r}")
     if isinstance(prediction, str):  # which `specplug_prediction` may be
         what = "bad value for request field 'prediction'"
         expected = "OpenAI's object with 'type' and 'content'"
         raise RequestError.build(what, found=quote(prediction), expected=expected)
-    return {**given, key: prediction}
+    return {**merged, key: prediction}
 
 
 def characters(extra_args: Mapping[str, Any]) -> int:

@@ -152,15 +152,15 @@ class Quota:
             ("of this client", "max_client_reference_tokens", self._reserved[client]),
             ("of all clients", "max_server_reference_tokens", self.reserved_tokens),
         )
-        for whose, limit, held in limits:
-            most = getattr(self._limits, limit)
-            found = held + tokens
-            if found > most:
+        for whose, setting, reserved in limits:
+            limit = getattr(self._limits, setting)
+            total = reserved + tokens
+            if total > limit:
                 raise BusyError.build(
                     f"requests {whose} hold too many reference tokens",
                     who="request fields",
-                    found=f"{found} with this request, each of its prompts and samples counted",
-                    expected=f"at most {most}, limits.{limit}",
+                    found=f"{total} with this request, each of its prompts and samples counted",
+                    expected=f"at most {limit}, limits.{setting}",
                     remedy="Send it again when others have finished, with smaller references, or with fewer samples",
                 )
         self._reserved[client] += tokens

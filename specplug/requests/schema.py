@@ -13,10 +13,10 @@ from specplug.settings.model import MAX_SPECULATIVE_TOKENS, Section
 MAX_NAME = 256
 """Longest name of a tenant, a corpus or a document, in characters."""
 
-MOST_KEYS = 32
+MAX_KEYS = 32
 """Most keys of one object; `RequestFields` has fewer fields."""
 
-MOST_PARTS = 1024
+MAX_PARTS = 1024
 """Most parts of a prediction."""
 
 
@@ -43,8 +43,8 @@ def _long_form(key: str) -> BeforeValidator:
 
 
 def _parts(value: object) -> object:
-    if isinstance(value, (list, tuple)) and len(value) > MOST_PARTS:
-        raise ValueError(f"at most {MOST_PARTS} parts")
+    if isinstance(value, (list, tuple)) and len(value) > MAX_PARTS:
+        raise ValueError(f"at most {MAX_PARTS} parts")
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
@@ -60,8 +60,8 @@ class Fields(Section):
     @model_validator(mode="before")
     @classmethod
     def _few_keys(cls, value: object) -> object:
-        if isinstance(value, Mapping) and len(value) > MOST_KEYS:
-            raise ValueError(f"at most {MOST_KEYS} keys")
+        if isinstance(value, Mapping) and len(value) > MAX_KEYS:
+            raise ValueError(f"at most {MAX_KEYS} keys")
         return value
 
 

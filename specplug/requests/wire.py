@@ -101,10 +101,10 @@ def decode(extra_args: Mapping[str, Any] | None) -> tuple[RequestOptions, tuple[
 
 def with_client(extra_args: Mapping[str, Any] | None, client: str | None, tenant: str | None = None) -> dict[str, Any]:
     """Return parsed arguments, in either form or without fields, with the client's digest and assigned tenant added."""
-    given = extra_args if extra_args and WIRE_KEY in extra_args else {**(extra_args or {}), **NO_FIELDS}
-    wire = given[WIRE_KEY]
+    parsed = extra_args if extra_args and WIRE_KEY in extra_args else {**(extra_args or {}), **NO_FIELDS}
+    wire = parsed[WIRE_KEY]
     added = {_CLIENT_KEY: client, _TENANT_KEY: tenant}
-    return {**given, WIRE_KEY: type(wire)({**wire, **{key: each for key, each in added.items() if each is not None}})}
+    return {**parsed, WIRE_KEY: type(wire)({**wire, **{key: each for key, each in added.items() if each is not None}})}
 
 
 def reference_tokens(extra_args: Mapping[str, Any]) -> int:

@@ -72,12 +72,12 @@ def plugin_mistakes(settings: Settings, registry: Registry, engine_drafts: bool)
         yield Mistake("draft_ranks", _EACH.format("no trace, as every rank would write it"), remedy="Remove trace.path")
     for name, raw in settings.options.items():
         yield from _option_mistakes(name, raw, registry)
-    given = settings.acceptance_thresholds
+    thresholds = settings.acceptance_thresholds
     is_known = settings.verifier in registry.entries(VerifierSpec)
-    if given and is_known and acceptance_thresholds(settings, registry) is None:
+    if thresholds and is_known and acceptance_thresholds(settings, registry) is None:
         what = f"setting 'acceptance_thresholds' has no effect: verifier {settings.verifier!r} takes no thresholds"
         remedy = "Remove them, or name a lossy verifier that takes them; `specplug list` shows which"
-        yield Mistake("acceptance_thresholds", what, quote(given), remedy=remedy)
+        yield Mistake("acceptance_thresholds", what, quote(thresholds), remedy=remedy)
 
 
 def _named(settings: Settings) -> Iterator[tuple[str, type[PluginSpec], str]]:

@@ -232,10 +232,10 @@ class Settings(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_policy(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and given.get("proposer") == ENGINE_DRAFTER:
-            return {"policy": ENGINE_DRAFTER_POLICY, **given}
-        return given
+    def _default_policy(cls, layer: Any) -> Any:
+        if isinstance(layer, Mapping) and layer.get("proposer") == ENGINE_DRAFTER:
+            return {"policy": ENGINE_DRAFTER_POLICY, **layer}
+        return layer
 
     @field_validator("policy")
     @classmethod

@@ -69,17 +69,17 @@ def load_settings(
         expected = "a mapping of settings"
         raise SettingsError.build("malformed settings", who=flags_origin, found=quote(flags), expected=expected)
     merged: dict[str, Any] = {}
-    given: dict[str, str] = {}
+    layer_of: dict[str, str] = {}
     for origin, layer in (_from_environment(env), (flags_origin, flags or {})):
         _check_depth(layer, origin)
         merged = _merge(merged, layer)
-        given.update((key, origin) for key, _ in flatten(layer))
-    given.update((key, origin) for key, origin in origins_of.items() if key in given)
+        layer_of.update((key, origin) for key, _ in flatten(layer))
+    layer_of.update((key, origin) for key, origin in origins_of.items() if key in layer_of)
     settings, mistakes = _validate(merged, registry, engine_drafts)
     if mistakes:
-        lines = [mistake.line(_origin(mistake.key, given)) for mistake in mistakes]
+        lines = [mistake.line(_origin(mistake.key, layer_of)) for mistake in mistakes]
         raise SettingsError(join_mistakes(lines, "setting"))
-    origins = {key: given.get(key, DEFAULT_ORIGIN) for key, _ in flatten(settings.model_dump())}
+    origins = {key: layer_of.get(key, DEFAULT_ORIGIN) for key, _ in flatten(settings.model_dump())}
     return ResolvedSettings(settings, MappingProxyType(origins))
 
 
@@ -158,10 +158,12 @@ def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _origin(key: str, given: Mapping[str, str]) -> str:
+def _origin(key: str, layer_of: Mapping[str, str]) -> str:
     """Return the layers that set a key or anything below it, or else the layer that set a section above it."""
-    below = dict.fromkeys(origin for leaf, origin in given.items() if leaf == key or leaf.startswith(f"{key}."))
-    above = (given[key[:end]] for end in range(len(key), 0, -1) if key[:end] in given and key[end:].startswith("."))
+    below = dict.fromkeys(origin for leaf, origin in layer_of.items() if leaf == key or leaf.startswith(f"{key}."))
+    above = (
+        layer_of[key[:end]] for end in range(len(key), 0, -1) if key[:end] in layer_of and key[end:].startswith(".")
+    )
     return " and ".join(below) or next(above, DEFAULT_ORIGIN)
 
 

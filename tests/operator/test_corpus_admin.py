@@ -314,7 +314,8 @@ def test_the_event_loop_serves_on_while_a_corpus_is_added(admin, monkeypatch):
     """Adding waits for a tokenizer that waits for the loop."""
 
     async def both() -> Iterator[Any]:
-        loop, requested = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        requested = asyncio.Event()
 
         def slow(texts: list[str]) -> list[list[int]]:
             loop.call_soon_threadsafe(requested.set)

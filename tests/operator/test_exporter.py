@@ -95,7 +95,8 @@ def watch(loop, monkeypatch) -> Watch:
     def start(*stated: Any, patience: float = 20.0, pause: float = 0.0) -> tuple[Engines, CollectorRegistry]:
         monkeypatch.setattr(exporter, "PATIENCE", patience)
         monkeypatch.setattr(exporter, "PAUSE", pause)
-        collector, registry = EngineCollector(), CollectorRegistry()
+        collector = EngineCollector()
+        registry = CollectorRegistry()
         registry.register(collector)
 
         async def begin() -> Engines:
@@ -260,14 +261,16 @@ def test_asking_first_waits_as_long_as_a_scrape_does_and_no_longer(watch, loop, 
 
 
 def test_without_an_event_loop_nothing_is_watched():
-    collector, registry = EngineCollector(), CollectorRegistry()
+    collector = EngineCollector()
+    registry = CollectorRegistry()
     collector.watch(Engines().ask)
     registry.register(collector)
     assert b"specplug_emitted_tokens_total{" not in generate_latest(registry)
 
 
 def test_an_engine_whose_loop_is_closed_is_gone():
-    collector, registry = EngineCollector(), CollectorRegistry()
+    collector = EngineCollector()
+    registry = CollectorRegistry()
 
     async def begin() -> None:
         collector.watch(Engines(status()).ask)

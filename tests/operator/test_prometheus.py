@@ -56,7 +56,8 @@ def test_positions_and_faults(registry):
 
 
 def test_lossy_verification():
-    metrics, registry = recorded(STEP), CollectorRegistry()
+    metrics = recorded(STEP)
+    registry = CollectorRegistry()
     metrics.lossy.add(torch.tensor([3, 1]), torch.tensor([1.5, 0.25]))
     register(metrics, registry)
     assert registry.get_sample_value("specplug_lossy_accepted_tokens_total") == 4
@@ -64,7 +65,8 @@ def test_lossy_verification():
 
 
 def test_a_scrape_sees_the_newest_counts():
-    metrics, registry = recorded(STEP), CollectorRegistry()
+    metrics = recorded(STEP)
+    registry = CollectorRegistry()
     register(metrics, registry)
     labels = {"source": "none"}
     before = registry.get_sample_value("specplug_emitted_tokens_total", labels)

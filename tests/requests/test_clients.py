@@ -93,14 +93,16 @@ def test_whatever_serves_a_request_knows_the_client_and_nobody_else_does() -> No
         assert clients.current_client() is None
 
     contextvars.copy_context().run(asyncio.run, serve())
-    one, two = shown("authorization: one"), shown("authorization: two")
+    one = shown("authorization: one")
+    two = shown("authorization: two")
     assert sorted(map(str, seen)) == sorted(map(str, [one, one, two, two, None, None, one, one, None, None]))
     assert seen[-4:] == [one, one, None, None]
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_client_travels_beside_the_fields(packed: bool) -> None:
-    options, reference = RequestOptions(store=False), Reference(np.array([1, 2], np.int32))
+    options = RequestOptions(store=False)
+    reference = Reference(np.array([1, 2], np.int32))
     given = {"other": 1, wire.WIRE_KEY: wire.encode(options, (reference,), "acme")}
     given = wire.pack(given) if packed else given
     found = wire.with_client(given, "digest")

@@ -10,7 +10,7 @@ from specplug import mistakes
 from specplug.errors import RequestError
 from specplug.requests import wire
 from specplug.requests.parsing import parse_request_fields
-from specplug.requests.schema import MOST_KEYS, MOST_PARTS
+from specplug.requests.schema import MAX_KEYS, MAX_PARTS
 from specplug.settings import Limits
 from specplug.types.request import Reference, RequestOptions, StoredDocument
 from tests.requests.parser import FIELDS, parsed, parser_of, refusal, texts_of
@@ -223,20 +223,20 @@ def test_all_wrong_fields_are_reported_at_once():
 def test_of_many_unknown_fields_some_are_named(monkeypatch):
     calls = []
     monkeypatch.setattr(mistakes, "suggest", lambda *given: calls.append(given) or "")
-    message = refusal({"specplug": {f"field {number}": number for number in range(MOST_KEYS)}})
-    assert f"{MOST_KEYS} request fields are wrong" in message
+    message = refusal({"specplug": {f"field {number}": number for number in range(MAX_KEYS)}})
+    assert f"{MAX_KEYS} request fields are wrong" in message
     assert "'field 0'" in message
-    assert message.endswith(f"... and {MOST_KEYS - 20} more")
+    assert message.endswith(f"... and {MAX_KEYS - 20} more")
     assert len(calls) == 20
 
 
 def test_a_prediction_in_too_many_parts_is_refused_at_once():
     part = {"type": "text", "text": "a"}
-    _, (reference,), _ = parsed({"specplug": {"prediction": {"type": "content", "content": [part] * MOST_PARTS}}})
-    assert len(reference.token_ids) == MOST_PARTS
-    message = refusal({"specplug": {"prediction": {"type": "content", "content": [part] * (MOST_PARTS + 1)}}})
+    _, (reference,), _ = parsed({"specplug": {"prediction": {"type": "content", "content": [part] * MAX_PARTS}}})
+    assert len(reference.token_ids) == MAX_PARTS
+    message = refusal({"specplug": {"prediction": {"type": "content", "content": [part] * (MAX_PARTS + 1)}}})
     assert "'prediction.content'; found [{'type'" in message
-    assert f"expected at most {MOST_PARTS} parts" in message
+    assert f"expected at most {MAX_PARTS} parts" in message
 
 
 ENGINE_DRAFTS = parser_of(engine_drafts=True)
