@@ -6,17 +6,15 @@ operators only, see `specplug.operator.access`, but for `explain`, which serves 
 
 from __future__ import annotations
 
-import hashlib
-import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 
 from specplug.errors import RequestError, SpecplugError
 from specplug.explain.explanation import Explanation
-from specplug.operator.access import Operators
+from specplug.operator.access import Operators, Refusal
 from specplug.operator.control import Order
 from specplug.operator.corpus_admin import CorpusAdmin, http_status
 from specplug.operator.explainer import Explainer
@@ -55,23 +53,11 @@ class OperatedServer:
     explainer: Explainer
 
 
-class Access(NamedTuple):
-    """The clients that the routes answer.
-
-    Attributes:
-        operators: those that have access.
-        keys: the server's own API keys, one of which is required where there is no operator's key; often none.
-    """
-
-    operators: Operators
-    keys: Sequence[str] = ()
-
-
 def attach(app: FastAPI, decorate: Callable[[Any], Any] = lambda route: route) -> None:
     """Add the routes to an app; an engine that marks its routes' functions does so with `decorate`.
 
-    They read the app's state: `specplug_access` is an `Access`; `specplug` is an `OperatedServer`, or None on a server
-    without specplug, where operators get a 404.
+    They read the app's state: `specplug_access` is its `Operators`; `specplug` is an `OperatedServer`, or None on a
+    server without specplug, where operators get a 404.
     """
 
     def add(path: str, route: Any, method: str, summary: str, guarded: Any = guard, **more: Any) -> None:
@@ -140,34 +126,28 @@ async def explain(request: Request) -> Explanation:
 
 async def guard(request: Request) -> None:
     """Refuse everyone except operators."""
-    access: Access = request.app.state.specplug_access
-    refused = access.operators.refusal(request.scope)
-    if refused is not None:
-        raise HTTPException(refused.status, refused.message)
-    if not access.operators.have_key:
-        _require_api_key(request)
+    operators: Operators = request.app.state.specplug_access
+    _refuse(operators.refusal(request.scope))
     find_server(request)
 
 
 async def guard_reader(request: Request) -> None:
     """Refuse everyone except operators, and tenants whom their API keys identify."""
     server: OperatedServer | None = request.app.state.specplug
+    operators: Operators = request.app.state.specplug_access
     try:
         is_tenant = server is not None and server.explainer.reader(request.headers.raw)[1]
     except RequestError as error:
         raise HTTPException(400, str(error)) from error
     if is_tenant:
-        _require_api_key(request)
+        _refuse(operators.api_key_refusal(request.scope))
     else:
         await guard(request)
 
 
-def _require_api_key(request: Request) -> None:
-    """Refuse a request that shows none of the server's own API keys, if it has any."""
-    keys = request.app.state.specplug_access.keys
-    scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
-    if keys and (scheme.lower() != "bearer" or not any(_are_equal(shown, key) for key in keys)):
-        raise HTTPException(401, "Unauthorized")
+def _refuse(refusal: Refusal | None) -> None:
+    if refusal is not None:
+        raise HTTPException(refusal.status, refusal.message)
 
 
 def find_server(request: Request) -> OperatedServer:
@@ -193,8 +173,3 @@ def _query(name: str, description: str, several: bool = False) -> dict[str, Any]
     text = {"type": "string"}
     schema = {"type": "array", "items": text} if several else text
     return {"name": name, "in": "query", "description": description, "required": False, "schema": schema}
-
-
-def _are_equal(one: str, other: str) -> bool:
-    """Compare keys, in a time that tells nothing about either."""
-    return secrets.compare_digest(*(hashlib.sha256(key.encode()).digest() for key in (one, other)))

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from specplug.faults import status_of
+from specplug.mistakes import flatten
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import EngineCaps, Ragged
 
@@ -51,11 +52,8 @@ class _Store(BaseModel):
 
 def reported_settings(resolved: ResolvedSettings) -> dict[str, dict[str, Any]]:
     """Return every setting's value and the layer that set it, by dotted key."""
-    reported: dict[str, dict[str, Any]] = {}
-    plain = resolved.settings.model_dump(mode="json")
-    for key, origin in resolved.origins.items():
-        reported[key] = {"value": _at(plain, key), "origin": origin}
-    return reported
+    plain = flatten(resolved.settings.model_dump(mode="json"))
+    return {key: {"value": value, "origin": resolved.origins[key]} for key, value in plain}
 
 
 def reported_rows(caps: EngineCaps) -> str:
@@ -85,14 +83,6 @@ def reported_details(proposers: Mapping[str, object]) -> dict[str, Any]:
     """Return the details that proposers report, by name; {"error": ...} for a proposer whose report fails."""
     found = {name: status_of(f"proposer {name!r}", proposer) for name, proposer in proposers.items()}
     return {name: status for name, status in found.items() if status}
-
-
-def _at(tree: Any, key: str) -> Any:
-    """Return the value at a dotted key, whose parts may contain dots themselves."""
-    if not key:
-        return tree
-    part = next(part for part in tree if key == part or key.startswith(f"{part}."))
-    return _at(tree[part], key[len(part) + 1 :])
 
 
 def decision(policy: Mapping[str, Any]) -> PolicyDecision | None:

@@ -1,13 +1,12 @@
 """Parser of a request's specplug fields, in `custom_params` of its sampling parameters, to their wire form.
 
 SGLang sends requests to its scheduler by pickle, or by msgpack (``SGLANG_USE_PICKLE_IPC=0``), which accepts only
-strings, numbers, and flat lists and mappings of them; anything else ends the scheduler.  The packed form passes both.
+strings, numbers, and flat lists and mappings of them; anything else ends the scheduler.  The wire form passes both.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import HTTPException
@@ -41,12 +40,8 @@ _HELD = "_specplug_held"  # attribute of a request whose references are counted
 class PackingParser(FieldParser):
     """Parses the fields of one server's requests to a form that SGLang's transport accepts."""
 
-    def parse_fields(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
-        """Return custom parameters with specplug's fields in their packed form."""
-        return wire.pack(super().parse_fields(extra_args))
-
     async def parse(self, obj: Any, client: RequestClient | None) -> None:
-        """Replace the sampling parameters of a `GenerateReqInput` by new ones with the packed form.
+        """Replace the sampling parameters of a `GenerateReqInput` by new ones with the wire form.
 
         A mapping of custom parameters that several requests share is parsed once.  References count as the client's
         until `release` is called, or `obj` is deleted because it never ran.
@@ -125,7 +120,7 @@ def with_client(obj: Any, client: str | None, tenant: str | None, preferred: Any
         if wire.client_of(given) == client and tenant is None:
             return params
         if not given or wire.WIRE_KEY not in given:
-            given = wire.pack({**(given or {}), **wire.NO_FIELDS})
+            given = {**(given or {}), **wire.NO_FIELDS}
         return {**params, CUSTOM: wire.with_client(given, client, tenant)}
 
     if isinstance(obj, GenerateReqInput):

@@ -84,7 +84,7 @@ class SpecplugEndpoints:
         is_ours = engine_client is not None and is_requested(engine_client.vllm_config)
         state.specplug = _server(engine_client) if is_ours else None
         keys = [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]
-        state.specplug_access = routes.Access(Operators(), keys)
+        state.specplug_access = Operators(api_keys=keys)
 
 
 def _server(engine_client: Any) -> routes.OperatedServer:
