@@ -21,8 +21,8 @@ from specplug.counts import (
     SourceCounts,
 )
 from specplug.errors import ContractError
+from specplug.types.step import Verdict
 from specplug.types.tensors import as_array, as_tensor, library
-from specplug.types.verdict import Verdict
 
 _STAGES = 6
 """Stages that a draft position may reach: not drafted, proposed, not cut by a grammar, verified, tested, accepted."""

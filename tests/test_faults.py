@@ -17,8 +17,8 @@ import pytest
 
 from specplug.errors import ContractError, PluginError, quote, text_of
 from specplug.faults import FaultGuard, LateDraft, status_of
-from specplug.pipeline.worker import JobThread
 from specplug.plugins.specs import PolicySpec
+from specplug.steps.job_thread import JobThread
 
 OFF = False
 ON = True

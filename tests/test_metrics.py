@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specplug.counts import NO_SOURCE, OFF_SOURCE, SourceCounts
 from specplug.errors import ContractError
 from specplug.metrics import SpecMetrics
-from specplug.types.verdict import Outcome, Verdict
+from specplug.types.step import Outcome, Verdict
 
 SOURCES = ("own text", "references")
 DRAFT_LENGTH = 4

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from specplug.counts import NO_SOURCE
 from specplug.metrics import SpecMetrics
-from specplug.runtime.outcome_counts import OutcomeCounts
-from specplug.types.verdict import Verdict
+from specplug.steps.outcome_counts import OutcomeCounts
+from specplug.types.step import Verdict
 
 LONGEST = 4
 ROWS = st.integers(0, LONGEST).flatmap(lambda verified: st.tuples(st.just(verified), st.integers(0, verified)))
