@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.counts import NO_SOURCE
-from specplug.metrics import SpecMetrics
+from specplug.metrics import NO_SOURCE, SpecMetrics
 from specplug.steps.outcome_counts import OutcomeCounts
 from specplug.types.step import Verdict
 
