@@ -54,7 +54,6 @@ class OperatorControl:
         self._mode: Mode = settings.mode
         self._limit: int | None = None
         self._by = "start-up"
-        self._ceiling = _ceiling(self._mode, self._limit)
         file = settings.control.file
         self._path = None if file is None else Path(file).absolute()
         self._interval = settings.control.poll_seconds
@@ -73,7 +72,7 @@ class OperatorControl:
         """
         if self._path is not None and self._clock() >= self._next_look:
             self._look()
-        return self._ceiling
+        return 0 if self._mode == "off" else self._limit
 
     def set(self, **order: Any) -> dict[str, Any]:
         """Apply an order, whose keys are those of `Order`; return the resulting state.
@@ -106,30 +105,27 @@ class OperatorControl:
         assert self._path is not None
         self._next_look = self._clock() + self._interval
         try:
-            found = os.stat(self._path)
-        except OSError as error:
-            gone = isinstance(error, FileNotFoundError)
-            if self._seen is not None and gone:
+            status = os.stat(self._path)
+        except FileNotFoundError:
+            if self._seen is not None:
                 self._seen = None
                 self._file_error = None
                 self._change(self._start, None, "start-up, as the control file is gone")
-            elif not gone:
-                self._report(f"cannot look at the control file; found {error.strerror}")
             return
-        signature = (found.st_mtime_ns, found.st_size, found.st_ino)  # the inode detects a file moved over it
-        if signature != self._seen:
-            self._seen = signature
-            self._file_error = None
-            self._read(stat.S_ISREG(found.st_mode))
-
-    def _read(self, is_file: bool) -> None:
-        assert self._path is not None
+        except OSError as error:
+            self._report(f"cannot look at the control file; found {error.strerror}")
+            return
+        signature = (status.st_mtime_ns, status.st_size, status.st_ino)  # the inode detects a file moved over it
+        if signature == self._seen:
+            return
+        self._seen = signature
+        self._file_error = None
         try:
-            requested = parse_order(_load(self._path, is_file), str(self._path))
+            order = parse_order(_load(self._path, stat.S_ISREG(status.st_mode)), str(self._path))
         except SettingsError as error:
             self._report(str(error))
         else:
-            self._change(requested.mode or self._start, requested.num_speculative_tokens, "control file")
+            self._change(order.mode or self._start, order.num_speculative_tokens, "control file")
 
     def _report(self, what: str) -> None:
         """Log a problem with the file, once until the file changes."""
@@ -142,17 +138,12 @@ class OperatorControl:
         self._mode = mode
         self._limit = limit
         self._by = by
-        self._ceiling = _ceiling(mode, limit)
         if self._words() != before:
             logger.info("speculation: %s, by %s", self._words(), by)
 
     def _words(self) -> str:
         limit = "" if self._limit is None else f", at most {self._limit} draft tokens"
         return f"mode {self._mode}{limit}"
-
-
-def _ceiling(mode: Mode, limit: int | None) -> int | None:
-    return 0 if mode == "off" else limit
 
 
 def parse_order(order: Any, who: str) -> Order:
