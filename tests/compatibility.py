@@ -268,7 +268,7 @@ def cells() -> list[tuple[str, str, str]]:
     ]
 
 
-def lacking(suite: str, passed: Iterable[str], slow: Iterable[str]) -> list[str]:
+def missing_cells(suite: str, passed: Iterable[str], slow: Iterable[str]) -> list[str]:
     """Return the cells of a suite for which no test passed, without those whose tests are all slow ones.
 
     Args:

@@ -58,7 +58,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         if not whole:
             continue
         mine = {kind: [name for name in names if name.startswith(suite)] for kind, names in ran.items()}
-        gone = compatibility.lacking(suite, **mine)
+        gone = compatibility.missing_cells(suite, **mine)
         if gone:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
             session.config.get_terminal_writer().line(

@@ -225,7 +225,7 @@ class TestExternalFiles:
             rows_in(path)
 
 
-FATES = [  # proposed, verified, accepted, emitted, cut by grammar, after stop -> reason
+OUTCOMES = [  # proposed, verified, accepted, emitted, cut by grammar, after stop -> reason
     (3, 3, 3, 4, 0, 0, "accepted"),
     (3, 3, 1, 2, 0, 0, "rejected"),
     (3, 2, 1, 2, 1, 0, "rejected"),
@@ -246,21 +246,21 @@ class TestRows:
 
     @pytest.fixture
     def rows(self, path):
-        columns = [torch.tensor(column, dtype=torch.int32) for column in list(zip(*FATES, strict=True))[:6]]
+        columns = [torch.tensor(column, dtype=torch.int32) for column in list(zip(*OUTCOMES, strict=True))[:6]]
         proposed, verified, accepted, emitted, cut, after_stop = columns
-        draft = Draft.allocate(len(FATES), 4, sources=("ngram", "references"))
+        draft = Draft.allocate(len(OUTCOMES), 4, sources=("ngram", "references"))
         for row, length in enumerate(proposed.tolist()):
             draft.set_row(row, range(10 * row, 10 * row + length), 0.1, source=[1, 0, 1][:length])
         draft.base_len.copy_(12 - emitted)
-        requests = [Request(f"r{row}", 2, 9, tenant="acme" if row == 1 else None) for row in range(len(FATES))]
-        batch = make_batch([TEXT] * len(FATES), requests=requests)
+        requests = [Request(f"r{row}", 2, 9, tenant="acme" if row == 1 else None) for row in range(len(OUTCOMES))]
+        batch = make_batch([TEXT] * len(OUTCOMES), requests=requests)
         verdict = Verdict.build(proposed, Outcome(verified, accepted, emitted, cut, after_stop))
         with closing(StepTracer(TraceWriter(path), lambda *fault: pytest.fail(str(fault)))) as tracer:
             tracer.verified(batch, draft, verdict)
         return {row.request: row for row in read_trace(path)}
 
     def test_every_reason_of_a_draft(self, rows):
-        expected = {f"r{number}": fate[-1] for number, fate in enumerate(FATES) if fate[-1]}
+        expected = {f"r{number}": outcome[-1] for number, outcome in enumerate(OUTCOMES) if outcome[-1]}
         assert {name: row.reason for name, row in rows.items()} == expected
         assert {row.reason for row in rows.values()} == {*KEPT, "prefill"}
 
@@ -270,7 +270,7 @@ class TestRows:
             tenant="acme",
             step=0,
             time=0.0,
-            batch=len(FATES),
+            batch=len(OUTCOMES),
             start=2,
             emitted=tuple(TEXT[2:]),
             base_len=10,
