@@ -95,6 +95,9 @@ def test_text_of_many_tokens_is_tokenized_no_further_than_the_limit() -> None:
     assert 100_000 < len(RequestTokenizer(Bytes)(RARE, most=100_000)) < 400_000
     assert time.process_time() - begin < SECONDS
     assert refusal(REFUSED["text of too many tokens"], **LIMITS).startswith("references of the request are too large")
+    assert refusal(REFUSED["more JSON than can be within the limits"], **LIMITS).startswith(
+        "request fields are too large"
+    )
 
 
 def nested(depth: int, kind: type) -> object:
