@@ -1,0 +1,335 @@
+"""DeviceSteps: steps of a draft stage on an engine's device, in kernels around its proposer's or within these."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from specplug.errors import ContractError
+from specplug.launching import Around, Number, RowWork, recording
+from specplug.steps.device_rows import DeviceRows, DeviceStep, Drafted, KeptRows, Taken
+from specplug.steps.draft_buffers import shift_sources
+from specplug.steps.draft_report import NO_DRAFTS, DraftReport, engine_tokens_after, may_report, survival_sums
+from specplug.steps.draft_stage import DraftStage
+from specplug.steps.engine_rows import DraftOutputs, EngineRows
+from specplug.steps.kernels.columns import (
+    COUNTED,
+    KNOWN,
+    LIMITS,
+    RECORDS,
+    ROWS,
+    STEP,
+    DeviceColumns,
+    DeviceState,
+    DraftSums,
+    Launches,
+)
+from specplug.steps.repeated import Repeated
+from specplug.steps.rows import Rows
+from specplug.steps.sanitize import sanitize
+from specplug.steps.slots import SlotTable
+from specplug.steps.stops import StopDetector
+from specplug.types.caps import Distribution
+from specplug.types.step import Draft, EngineBatch, StepPlan
+
+MOST_VIEWS = 64
+"""Views of the draft buffer that are kept."""
+
+
+class DeviceSteps:
+    """Takes steps of a `DraftStage`, whose state it shares, so that either may take any step.
+
+    A step launches a kernel, what the proposer launches, and another kernel, or all in the proposer's own; while a
+    batch stays as it is, it makes the launches of the step before again.  Nothing is read back, and nothing is copied
+    to the device unless the batch has changed or the policy caps requests.
+
+    Args:
+        stage: a stage for which `applies` is true.
+        slots: the table of slots.
+        stops: the detector of stops.
+        vocab_size: V.
+        launches: the kernels of the stage's device.
+        like: rows, outputs and newest tokens of the types that steps have, for which the kernels are compiled.
+
+    Attributes:
+        report: of the newest step's drafts; `NO_DRAFTS` unless the step reports what they are expected to yield.
+        may_report: whether steps can do so; see `specplug.steps.draft_report.may_report`.
+    """
+
+    def __init__(
+        self,
+        stage: DraftStage,
+        slots: SlotTable,
+        stops: StopDetector,
+        vocab_size: int,
+        launches: Launches,
+        *,
+        like: tuple[EngineRows, DraftOutputs, Tensor],
+    ) -> None:
+        self._stage = stage
+        self._runner = stage.runners[0]
+        self._slots = slots
+        self._vocab_size = vocab_size
+        self._launches = launches
+        around = getattr(self._runner.handle.proposer, "around", None)
+        self._around = around if isinstance(around, Around) else None
+        self._state = DeviceState.of(stage, slots.table, stops.stopped)
+        self._columns = DeviceColumns.allocate(stage)
+        self._rows = KeptRows(self._columns, vocab_size)
+        self._views: dict[tuple[int, ...], Draft] = {}
+        self._sums = DraftSums.allocate(stage)
+        self._records = self._sums.records.numpy()
+        self._recorded = self._read = 0  # steps with a record, and those of them whose record has been read
+        self._again: dict[bool, Repeated[Taken] | None] = {}
+        self._unused = 0  # steps in a row whose drafts held none of the engine's tokens
+        self.report = NO_DRAFTS
+        self.may_report = may_report(stage)
+        self._warm_up(*like)
+
+    @staticmethod
+    def applies(stage: DraftStage) -> bool:
+        """Return whether the steps of a stage can be taken so: one proposer, of chains, that states no probabilities.
+
+        The engine takes the logits that it states from the drafts, before temperature.
+        """
+        first, *others = stage.runners
+        no_trace = stage.tracer is None  # a trace tells of steps what only the stage itself knows
+        return no_trace and not others and first.buffer.parents is None and stage.distribution is not Distribution.PROBS
+
+    def take(
+        self,
+        facts: Rows,
+        engine: EngineRows,
+        outputs: DraftOutputs,
+        last_sampled: Tensor,
+        temperature: Tensor,
+        plan: StepPlan,
+        *,
+        reports: bool = True,
+        reports_expected: bool = False,
+    ) -> Draft:
+        """Report the verified step of a batch, and draft for its next one.
+
+        Args:
+            facts: the rows that may draft; pass the same object while the same requests hold the same slots.
+            engine: the engine's rows.
+            outputs: where ids and confidences go, [B, K] int64 and float32, and how many of the first tokens are the
+                engine's; K is 0 for an engine that takes the result.
+            last_sampled: [S] or [S, 1] int64, each slot's newest token, which pads its draft.
+            temperature: float32, [S] by slot, or [B] by the engine's row if its lengths are.
+            plan: the plan for the drafts.
+            reports: whether the verified step is counted and learnt from; if not, the host has counted it.
+            reports_expected: if steps `may_report`, let the proposer draft as many tokens as the engine may verify, for
+                `report`; what exceeds the plan is cut before anything else sees it.
+
+        Returns:
+            The drafts of the rows that may draft, [B, plan.draft_length].  The next step overwrites them.
+        """
+        inputs = *engine[:5], engine.engine_ids, temperature, last_sampled, *outputs
+        key = facts, plan, reports, reports_expected, engine.lengths_by_row, engine.lacking
+        again = self._again.get(reports_expected)
+        if again is not None and again.fits(key, inputs) and self._runner.may_repeat():
+            taken = again.result
+            self._recorded += taken.has_record
+            again.launch(inputs, self._recorded * taken.has_record)
+        else:
+            with recording() as launches:
+                taken = self._take(facts, engine, outputs, last_sampled, temperature, plan, reports, reports_expected)
+            self._again[reports_expected] = Repeated(key, launches, inputs, taken) if taken.only_launched else None
+        self.report = DraftReport(self._records[self._recorded % RECORDS, 1:]) if taken.is_reported else NO_DRAFTS
+        return taken.draft
+
+    @torch.inference_mode()
+    def _take(
+        self,
+        facts: Rows,
+        engine: EngineRows,
+        outputs: DraftOutputs,
+        last_sampled: Tensor,
+        temperature: Tensor,
+        plan: StepPlan,
+        reports: bool,
+        reports_expected: bool,
+    ) -> Taken:
+        self._slots.flush()
+        size = len(facts.names)
+        is_reported = reports_expected and self.may_report and size > 0
+        draft_length = self._runner.buffer.draft_length if is_reported else plan.draft_length
+        has_record = is_reported or (size * draft_length > 0 and self._stage.engine_tokens > 0)
+        rows = self._rows.of(facts, engine)
+        caps = self._rows.caps(facts, plan)
+        draft = self._view(size, draft_length)
+        of_engine = engine, outputs, last_sampled, temperature
+        step = DeviceStep(rows, *of_engine, plan, caps, draft, reports, is_reported, has_record)
+        if draft.drawn is not None:
+            draft.drawn.fill_(True)
+        found = self._draft(step) if size else Drafted(draft)
+        if not (found.is_finished and found.has_drafted):
+            self._finish(step, found).launch()
+        self._recorded += has_record and (found.has_drafted or found.is_finished)
+        has_drafted = found.has_drafted
+        planned = self._view(size, plan.draft_length)
+        return Taken(planned, is_reported and has_drafted, has_record and has_drafted, found.only_launched)
+
+    def _draft(self, step: DeviceStep) -> Drafted:
+        """Begin a step, and draft; the proposer's own kernels begin and finish it where that can be."""
+        around = self._around or Around()
+        around.begin = self._begin(step)
+        around.finish = None
+        resets = self._slots.take_resets()
+        batch = replace(step.rows.batch, reset_slots=resets) if resets else step.rows.batch
+        size = batch.batch_size
+        observes = step.reports and self._stage.has_observers
+        if self._around is None or observes or not step.draft.draft_length:
+            _begin_now(around)
+        if observes:
+            self._stage.report_verdict(batch, *self._columns.judged(size, self._stage.sources))
+        if not step.draft.draft_length:
+            self._runner.note_resets(resets)
+            return Drafted(step.draft)
+        is_cut = self._stage.cuts(size, step.plan.draft_length, step.plan)
+        if self._around is not None and not is_cut:
+            around.finish = self._finish(step, Drafted(step.draft, has_drafted=True))
+        is_handed = around.finish is not None
+        draft, has_drafted = self._propose(step.rows, batch, step.draft, around)
+        is_finished = is_handed and around.finish is None
+        around.finish = None
+        self._runner.has_failed = not has_drafted
+        if is_cut:
+            self._cut(batch, draft, step.plan, step.caps, adds=step.is_reported and has_drafted)
+        self._stage.in_flight.is_empty = False
+        only_launched = has_drafted and self._stage.cuts_by_plan and draft.drawn is None
+        only_launched = only_launched and not (is_cut or observes or step.plan.caps)
+        return Drafted(draft, has_drafted, is_cut, is_finished, only_launched)
+
+    def _begin(self, step: DeviceStep) -> RowWork:
+        """Return what the step begins with."""
+        size, draft_length = step.draft.token_ids.shape
+        return self._launches.begin(
+            self._state,
+            self._columns,
+            step.draft,
+            size,
+            draft_length,
+            step.rows.order,
+            self._rows.no_caps if step.is_reported else step.caps,
+            step.engine,
+            step.temperature,
+            step.reports,
+        )
+
+    def _finish(self, step: DeviceStep, found: Drafted) -> RowWork:
+        """Return what the step finishes with."""
+        return self._launches.finish(
+            self._state,
+            self._columns,
+            found.draft,
+            step.draft.draft_length,
+            step.plan.draft_length,
+            self._vocab_size,
+            step.rows.places,
+            step.caps,
+            step.engine.idx_mapping,
+            step.last_sampled,
+            step.outputs,
+            self._sums,
+            adds=step.is_reported and found.has_drafted and not found.is_cut,
+            step=Number(self._recorded + 1 if step.has_record and found.has_drafted else 0),
+        )
+
+    def engine_tokens(self) -> int:
+        """Return how many tokens the engine's own drafter should draft in the next step; see `engine_tokens_after`.
+
+        Steps that have not ended are counted later: nothing waits for them.
+        """
+        self._read = max(self._read, self._recorded - RECORDS)
+        while self._read < self._recorded:
+            step, rows = divmod(int(self._records[(self._read + 1) % RECORDS, 0]), STEP)
+            if step != self._read + 1:
+                break
+            self._read = step
+            self._unused = 0 if rows else self._unused + 1
+        return engine_tokens_after(self._unused, self._stage.engine_tokens)
+
+    def _propose(self, rows: DeviceRows, batch: EngineBatch, draft: Draft, around: Around) -> tuple[Draft, bool]:
+        """Begin and run the proposer with its faults contained; return its draft, empty if it fails or is off."""
+        runner = self._runner
+        counts = self._columns.counts
+        size, draft_length = draft.token_ids.shape
+        if not runner.is_ready(batch.reset_slots):
+            _begin_now(around)
+            runner.ingested[batch.slots] = counts[KNOWN, :size]
+            return draft, False
+        resets = runner.take_resets()
+        handed = replace(rows.handed, reset_slots=resets) if resets else rows.handed
+        if runner.step(handed, counts[LIMITS, :size], draft, run=partial(self._run, around)):
+            return draft, True
+        self._views.clear()  # a proposer can even resize its own view
+        runner.buffer.lengths[:size].zero_()
+        return self._view(size, draft_length), False
+
+    def _run(self, around: Around, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
+        assert draft is not None
+        signature = _signature_of(draft)
+        try:
+            self._runner.handle.step(batch, limits, draft)
+        finally:
+            _begin_now(around)
+        if _signature_of(draft) != signature:
+            raise ContractError.build("a tensor of the draft has been resized or moved", found=draft.token_ids.shape)
+
+    def _cut(self, batch: EngineBatch, draft: Draft, plan: StepPlan, caps: Tensor, *, adds: bool) -> None:
+        """Let the policy cut the drafts, in place; with `adds` their survival is summed up first."""
+        size = batch.batch_size
+        planned = plan.draft_length
+        sanitize(draft, self._columns.counts[LIMITS, :size], self._vocab_size)
+        shift_sources(draft, 0)
+        if adds:
+            self._sums.sums[ROWS:] = survival_sums(draft, self._columns.counts[COUNTED, :size])
+            draft.shorten(caps[:size].clamp(max=planned))
+        draft = self._view(size, planned)
+        cut = self._stage.trimmed(batch, draft, plan)
+        if cut is not draft:
+            draft.as_one_hot().copy_(cut)
+            if draft.drawn is not None:
+                draft.drawn.zero_()
+
+    def _view(self, batch_size: int, draft_length: int) -> Draft:
+        """Return the rows and columns of the draft buffer that a step uses."""
+        found = self._views.get((batch_size, draft_length))
+        if found is None:
+            if len(self._views) > MOST_VIEWS:
+                self._views.clear()
+            found = self._views[batch_size, draft_length] = self._runner.buffer.view(batch_size, draft_length)
+        return found
+
+    def _warm_up(self, engine: EngineRows, outputs: DraftOutputs, last_sampled: Tensor) -> None:
+        """Compile the kernels, or load them from their cache."""
+        numbers = self._rows.all_rows[:0]
+        common = self._state, self._columns, self._view(0, 0)
+        begin = self._launches.begin(*common, 0, 0, numbers, numbers, engine, self._columns.temperature, True)
+        none = outputs._replace(ids=outputs.ids[:0])
+        rest = numbers, numbers, engine.idx_mapping, last_sampled, none, self._sums
+        finish = self._launches.finish(*common, 0, 0, self._vocab_size, *rest)
+        begin.launch()
+        finish.launch()
+        if self._around is not None:
+            self._around.begin = begin
+            self._around.finish = finish
+            self._runner.handle.proposer.warmup()
+
+
+def _begin_now(around: Around) -> None:
+    """Launch what a step begins with, unless that has been done."""
+    if around.begin is not None:
+        around.begin.launch()
+        around.begin = None
+
+
+def _signature_of(draft: Draft) -> tuple[object, ...]:
+    """Return the shapes and addresses of a draft's tensors, which a kernel reads by them afterwards."""
+    tensors = (draft.token_ids, draft.confidence, draft.source, draft.lengths, draft.base_len)
+    return tuple([(tensor.shape, tensor.data_ptr()) for tensor in tensors])

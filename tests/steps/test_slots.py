@@ -1,0 +1,60 @@
+"""The table of slots, and requests that are ignored: they have no slot, send no events, and are in no batch."""
+
+from __future__ import annotations
+
+import torch
+
+from specplug.steps.rows import Rows
+from specplug.steps.slots import NO_CAP, RunningRequest, SlotAllocator, SlotTable
+from specplug.types.request import Lifecycle, Request, RequestOptions
+
+CPU = torch.device("cpu")
+
+
+def running_request(name: str, end: int = 100, stops: tuple[int, ...] = (), **options: object) -> RunningRequest:
+    request = Request(name, prompt_length=1, max_tokens=end, options=RequestOptions(**options))  # type: ignore[arg-type]
+    return RunningRequest(request, end=end, stop_ids=stops)
+
+
+def test_rows_say_what_tenants_stated() -> None:
+    table = SlotTable(4, CPU)
+    assert table.take(2, running_request("a", end=9, stops=(3, 4))) == 1
+    assert table.take(0, running_request("b", num_speculative_tokens=5)) == 1
+    table.take(1, running_request("c", enabled=False))
+    assert table.take_resets() == (0, 1, 2)
+    assert table.take_resets() == ()
+    rows = table.rows(torch.tensor([0, 1, 2]))
+    assert rows.generations.tolist() == [1, 1, 1]
+    assert rows.caps.tolist() == [5, 0, NO_CAP]
+    assert rows.ends.tolist() == [100, 100, 9]
+    assert rows.stop_ids[2].tolist()[:3] == [3, 4, -1]
+    table.free(2)
+    assert table.take(2, running_request("d")) == 2
+    assert table.rows(torch.tensor([2])).generations.tolist() == [2]
+
+
+def test_an_ignored_request_is_in_no_batch_and_nobody_is_reported_of_it():
+    reported = []
+    places = SlotAllocator(4, CPU, lambda event: reported.append((event.kind, event.request.request_id)))
+    places.start(running_request("a"))
+    places.ignore("b")
+    places.start(running_request("c"))
+    facts = Rows(places, ["b", "a", "c"])
+    assert (facts.names, facts.kept) == (("a", "c"), [1, 2])
+    assert facts.hold(places, ["b", "a", "c"])
+    assert Rows(places, ["b"]).kept == []
+    assert Rows(places, ["c", "a"]).kept is None
+    places.preempt("b")
+    places.resume("b")
+    places.finish("b", aborted=False)
+    assert not places.ignored
+    assert reported == [(Lifecycle.STARTED, "a"), (Lifecycle.STARTED, "c")]
+    assert len(places) == 2
+
+
+def test_a_name_may_come_back_as_a_request_that_drafts():
+    places = SlotAllocator(4, CPU, lambda event: None)
+    places.ignore("b")
+    places.start(running_request("b"))
+    facts = Rows(places, ["b"])
+    assert (facts.names, facts.kept) == (("b",), None)
