@@ -18,7 +18,7 @@ from specplug.types.caps import EngineCaps, Ragged
 R = TypeVar("R", bound=BaseModel)
 
 REASONS = ("drafting", "probing", "paused", "off by policy", "off by operator", "no step yet")
-"""Why the newest plan has drafts or none; docs/metrics.md has the meanings."""
+"""Why the newest plan has drafts or none; docs/operations.md has the meanings."""
 
 _Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
