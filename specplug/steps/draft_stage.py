@@ -195,12 +195,12 @@ class DraftStage:
             verdict = Verdict.of_nothing(outcome)
             self.metrics.record_plain(verdict, self._choices.takes_none(batch.slots))
             return verdict
-        taken = self.in_flight.take(batch, outcome.emitted)
-        verdict = Verdict.build(taken.lengths, outcome)
-        self.metrics.record(taken.source, verdict, self._choices.takes_none(taken.slots))
+        lengths, source = self.in_flight.take(batch, outcome.emitted)
+        verdict = Verdict.build(lengths, outcome)
+        self.metrics.record(source, verdict, self._choices.takes_none(batch.slots))
         forced = None if outcome.forced is None else self._count_forced_tokens(batch, outcome, verdict)
         if self.has_observers:
-            draft = self.in_flight.drafts(batch, outcome.emitted, taken, self.sources)
+            draft = self.in_flight.drafts(batch, outcome.emitted, lengths, source, self.sources)
             self.report_verdict(batch, draft, verdict, forced)
         return verdict
 
@@ -216,14 +216,14 @@ class DraftStage:
         for runner, start in zip(self.runners, self._buffers.starts, strict=False):
             runner.observe(batch, draft, start, verdict)
         if self._trimmer.learns and not self.trimmer_guard.is_off:
-            handed = batch.handed(verdict.emitted, batch.reset_slots)
-            self.trimmer_guard.call(partial(self._trimmer.observe, handed, draft, verdict))
+            seen = batch.with_new(verdict.emitted, batch.reset_slots)
+            self.trimmer_guard.call(partial(self._trimmer.observe, seen, draft, verdict))
 
     def _count_forced_tokens(self, batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> tuple[Draft, Verdict]:
         """Count the tokens that grammars drafted; return those that were reached, and the verdict on them."""
-        draft, fate, reached = split_grammar_verdict(batch.lengths, outcome, verdict)
-        self.metrics.record_added(SOURCE, fate, reached)
-        return replace(draft, lengths=draft.lengths * reached), fate
+        draft, added, reached = split_grammar_verdict(batch.lengths, outcome, verdict)
+        self.metrics.record_added(SOURCE, added, reached)
+        return replace(draft, lengths=draft.lengths * reached), added
 
     @torch.inference_mode()
     def on_event(self, event: Event) -> None:
