@@ -1,4 +1,7 @@
-"""Which tokens are admitted: trying all numbers, the form on tensors and that on arrays agree, to the last tie."""
+"""The rules of a step's drafts, each in all its forms: loops in plain Python, operations on tensors and on arrays.
+
+The kernels' form of the same is held to them in `tests/engines/kernels`.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specplug.steps.draft_report import UNIT, survival_sums
+from specplug.steps.sanitize import sanitize_arrays, sanitize_tensors
 from specplug.steps.trim import SurvivalTrimmer, admitted, best_count
 from specplug.types.paths import ROOT
 from specplug.types.plan import TrimLimits, first_rise
 from specplug.types.step import CostPoint, Draft
 from tests.steps.trim_tools import Case, bits, random_case
+
+VOCAB = 5
+NUMBERS = (-(2**31), -2, -1, 0, 1, 2, 3, VOCAB - 1, VOCAB, 2**31 - 1)
+LEVELS = (float("nan"), float("inf"), -float("inf"), -0.5, 0.0, 1e-40, 0.5, 1.0, 1.5)
 
 
 def admitted_by_trial(case: Case) -> torch.Tensor:
@@ -87,3 +96,39 @@ def test_where_no_token_costs_anything_all_but_the_worthless_are_kept(random):
     levels, kept = (case.draft.survival() * 4096).int(), admitted(case.draft, limits)
     if first_rise(case.costs) >= places:
         assert kept[levels > 0].all()  # others only where a falling curve pays for them
+
+
+@settings(max_examples=60)
+@given(random=st.randoms(use_true_random=False), trees=st.booleans())
+def test_what_drafts_are_expected_to_yield_is_the_sum_of_a_loop_over_tokens(random, trees):
+    draft = random_case(random, trees=trees).draft
+    draft.confidence[:] = (draft.confidence.nan_to_num() * 8).round() / 8  # products of these are exact
+    counted = torch.tensor([random.random() < 0.5 for _ in range(draft.batch_size)], dtype=torch.bool)
+    sums = [int(counted.sum()), *[0] * draft.draft_length]
+    for row in counted.nonzero()[:, 0].tolist():
+        path: list[Fraction] = []
+        for k, level in enumerate(draft.confidence[row, : int(draft.lengths[row])].tolist()):
+            parent = k - 1 if draft.parents is None else int(draft.parents[row, k])
+            path.append(Fraction(level) * (path[parent] if parent >= 0 else 1))
+            sums[k + 1] += int(path[k] * UNIT + Fraction(1, 2))
+    assert survival_sums(draft, counted).tolist() == sums
+
+
+@given(st.randoms(use_true_random=False), st.booleans())
+@settings(max_examples=200)
+def test_both_forms_sanitize_alike(random, trees):
+    rows, columns = random.randint(0, 4), random.randint(1, 6)
+    drafts = [Draft.allocate(rows + 1, columns + 2, trees=trees, sources=("a", "b")) for _ in range(2)]
+    values = range(2) if random.random() < 0.5 else NUMBERS
+    for tensors in zip(*([it.token_ids, it.source, it.lengths, it.parents] for it in drafts), strict=True):
+        if tensors[0] is not None:
+            drawn = [random.choice(values) for _ in range(tensors[0].numel())]
+            for tensor in tensors:
+                tensor.copy_(torch.tensor(drawn, dtype=torch.int32).view(tensor.shape))
+    levels = torch.tensor([random.choice(LEVELS) for _ in range(drafts[0].confidence.numel())])
+    limits = torch.tensor([random.randint(0, columns) for _ in range(rows)], dtype=torch.int32)
+    for draft, form in zip(drafts, (sanitize_tensors, sanitize_arrays), strict=True):
+        draft.confidence.copy_(levels.view(draft.confidence.shape))
+        form(draft.view(rows, columns), limits, VOCAB)
+        draft.confidence.add_(0.0)  # -0 equals 0
+    assert bits(drafts[0]) == bits(drafts[1])
