@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 
 from specplug.steps.draft_report import UNIT, survival_sums
 from specplug.steps.sanitize import sanitize_arrays, sanitize_tensors
+from specplug.steps.step_planner import until_stop
 from specplug.steps.trim import SurvivalTrimmer, admitted, best_count
 from specplug.types.paths import ROOT
 from specplug.types.plan import TrimLimits, first_rise
-from specplug.types.step import CostPoint, Draft
+from specplug.types.step import CostPoint, Draft, Outcome
 from tests.steps.trim_tools import Case, bits, random_case
 
 VOCAB = 5
@@ -135,3 +136,13 @@ def test_both_forms_sanitize_alike(random, trees):
         form(draft.view(rows, columns), limits, VOCAB)
         draft.confidence.add_(0.0)  # -0 equals 0
     assert bits(drafts[0]) == bits(drafts[1])
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 5)), min_size=1))
+def test_drafts_count_alike_up_to_a_stop_on_the_host_and_in_tensors(rows):
+    """The kernel's form is held to that in tensors by `tests/steps/oracle.py`."""
+    rows = [(verified + accepted, accepted, min(after_stop, accepted)) for verified, accepted, after_stop in rows]
+    verified, accepted, after_stop = torch.tensor(rows, dtype=torch.int32).unbind(1)
+    found = torch.stack(Outcome(verified, accepted, accepted + 1, after_stop=after_stop).until_stop(), 1)
+    expected = [until_stop(("a", *row[:2]), row[1] + 1 - row[2])[1:] for row in rows]
+    assert list(map(tuple, found.tolist())) == expected
