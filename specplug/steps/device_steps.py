@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
-from specplug.launching import Around, Number, RowWork, recording
+from specplug.launching import Around, Number, RowWork, record_launches
 from specplug.steps.device_step import DeviceBatch, DeviceStep
 from specplug.steps.draft_buffers import shift_sources
 from specplug.steps.draft_report import NO_DRAFTS, DraftReport, engine_tokens_after, may_report, survival_sums
@@ -136,7 +136,7 @@ class DeviceSteps:
             self._recorded += step.has_record
             again.launch(inputs, self._recorded * step.has_record)
         else:
-            with recording() as launches:
+            with record_launches() as launches:
                 step = DeviceStep(engine, outputs, last_sampled, temperature, plan, reports)
                 self._take(rows, step, may_exceed=reports_expected and self.may_report)
             self._again[reports_expected] = Repeated(key, launches, inputs, step) if step.only_launched else None
@@ -178,11 +178,11 @@ class DeviceSteps:
         if self._around is None or observes or not step.draft.draft_length:
             _begin_now(around)
         if observes:
-            self._stage.report_verdict(batch, *self._columns.judged(size, self._stage.sources))
+            self._stage.report_verdict(batch, *self._columns.read_verdict(size, self._stage.sources))
         if not step.draft.draft_length:
             self._runner.note_resets(resets)
             return
-        step.is_cut = self._stage.cuts(size, step.plan.draft_length, step.plan)
+        step.is_cut = self._stage.needs_trim(size, step.plan.draft_length, step.plan)
         if self._around is not None and not step.is_cut:
             around.finish = self._finish(step, has_drafted=True)
         is_handed = around.finish is not None
@@ -193,7 +193,7 @@ class DeviceSteps:
         if step.is_cut:
             self._cut(step, batch)
         self._stage.in_flight.is_empty = False
-        is_plain = step.has_drafted and self._stage.cuts_by_plan and step.draft.drawn is None
+        is_plain = step.has_drafted and self._stage.is_trim_planned and step.draft.drawn is None
         step.only_launched = is_plain and not (step.is_cut or observes or step.plan.caps)
 
     def _begin(self, step: DeviceStep) -> RowWork:
@@ -259,7 +259,7 @@ class DeviceSteps:
             self._sums.sums[ROWS:] = survival_sums(step.draft, counts[COUNTED, :size])
             step.draft.shorten(step.caps[:size].clamp(max=step.plan.draft_length))
         draft = self._view(size, step.plan.draft_length)
-        cut = self._stage.trimmed(batch, draft, step.plan)
+        cut = self._stage.trim_by_policy(batch, draft, step.plan)
         if cut is not draft:
             draft.as_one_hot().copy_(cut)
             if draft.drawn is not None:

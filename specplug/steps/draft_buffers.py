@@ -112,7 +112,7 @@ def shift_sources(draft: Draft, start: int) -> None:
     source[...] = library(draft.source).where(is_known, source + start, -1)
 
 
-def seen_from(draft: Draft, start: int, sources: tuple[str, ...]) -> Draft:
+def with_own_sources(draft: Draft, start: int, sources: tuple[str, ...]) -> Draft:
     """Undo `shift_sources`: renumber `source` for `sources`, which began at `start`, with -1 for all others."""
     if draft.sources == sources:
         return draft

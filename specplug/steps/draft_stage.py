@@ -135,14 +135,18 @@ class DraftStage:
         if self.tracer is not None:
             self.tracer.drafted(batch, draft, plan, failed=any(runner.has_failed for runner in self.runners))
         draft = self.cut(batch, draft, plan)
-        self.in_flight.put(batch, draft, self._choices.num_running)
+        self.in_flight.put(batch, draft, self._choices.num_requests)
         return draft
 
     def cut(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
         """Cut the drafts like `trim`, but do not store them."""
-        return self.trimmed(batch, draft, plan) if self.cuts(draft.batch_size, draft.draft_length, plan) else draft
+        return (
+            self.trim_by_policy(batch, draft, plan)
+            if self.needs_trim(draft.batch_size, draft.draft_length, plan)
+            else draft
+        )
 
-    def cuts(self, batch_size: int, draft_length: int, plan: StepPlan) -> bool:
+    def needs_trim(self, batch_size: int, draft_length: int, plan: StepPlan) -> bool:
         """Return whether drafts of at most `draft_length` tokens are passed to the policy's trim half.
 
         Where no limit of the plan binds, the policy answers; if that raises, its trim half decides.
@@ -159,12 +163,12 @@ class DraftStage:
         return not has_answered or answers[0]
 
     @property
-    def cuts_by_plan(self) -> bool:
-        """Whether the plan and the size of a step tell whether it `cuts`."""
+    def is_trim_planned(self) -> bool:
+        """Whether the plan and the size of a step tell whether it `needs_trim`."""
         return type(self._trimmer).cuts_without_budget is Trimmer.cuts_without_budget
 
-    def trimmed(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
-        """Return what the policy's trim half keeps of the drafts of a step that `cuts`.
+    def trim_by_policy(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
+        """Return what the policy's trim half keeps of the drafts of a step that `needs_trim`.
 
         If it fails, all drafts are dropped, so the budget holds.
         """

@@ -31,7 +31,7 @@ class EngineRows(NamedTuple):
     num_uncounted: int = 0
     engine_ids: Tensor | None = None
 
-    def contiguous(self) -> EngineRows:
+    def as_contiguous(self) -> EngineRows:
         """Return the rows with vectors as kernels read them, whose elements may lie apart in an engine's memory."""
         return self._replace(
             idx_mapping=self.idx_mapping.contiguous(),

@@ -31,13 +31,13 @@ class InFlight:
         self.is_empty = False
         """True if the host knows that no draft is stored, so there is nothing to take."""
 
-    def put(self, batch: EngineBatch, draft: Draft, num_running: int) -> None:
-        """Store `draft`, whose rows are those of `batch`; `num_running` requests hold slots."""
+    def put(self, batch: EngineBatch, draft: Draft, num_requests: int) -> None:
+        """Store `draft`, whose rows are those of `batch`; `num_requests` requests hold slots."""
         draft_length = draft.draft_length
         if self.is_empty and not draft_length:
             return
         # An empty draft for all running requests replaces everything.
-        self.is_empty = not draft_length and batch.batch_size == num_running
+        self.is_empty = not draft_length and batch.batch_size == num_requests
         xp = library(batch.slots)
         slots = as_array(batch.slots)
         head = xp.stack(tuple(map(as_array, (batch.generations, draft.base_len, draft.lengths))), 1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specplug.faults import FaultGuard, LateDraft
-from specplug.steps.draft_buffers import seen_from
+from specplug.steps.draft_buffers import with_own_sources
 from specplug.steps.handles import ProposerHandle
 from specplug.steps.sanitize import sanitize
 from specplug.types.request import Event
@@ -79,7 +79,7 @@ class ProposerRunner:
         """
         if self.handle.caps.learns and not self.guard.is_off:
             seen = batch.with_new(verdict.emitted, batch.reset_slots)
-            own = seen_from(draft, start, self.sources)
+            own = with_own_sources(draft, start, self.sources)
             self.guard.call(partial(self.handle.observe, seen, own, verdict))
 
     def on_event(self, event: Event) -> None:

@@ -31,7 +31,7 @@ def begin(state: DeviceState, columns: DeviceColumns, batch: DeviceBatch, step: 
     """
     size, draft_length = step.draft.token_ids.shape
     engine_tokens = columns.engine_ids.shape[1]
-    engine = step.engine.contiguous()._replace(engine_ids=step.engine.engine_ids if engine_tokens else None)
+    engine = step.engine.as_contiguous()._replace(engine_ids=step.engine.engine_ids if engine_tokens else None)
     num_counters, max_draft_length = state.token_counts.shape[:2]
     record = Begin(
         engine=engine,
