@@ -251,7 +251,7 @@ class ReplayEngine:
         draft = stage.propose(batch, length, None if caps is None else torch.tensor(caps, dtype=torch.int32))
         if is_alone:
             draft = stage.cut(batch, draft, plan)
-        elif stage.cuts(self._repeats, length, plan):  # a row that stands for others is cut among their drafts
+        elif stage.needs_trim(self._repeats, length, plan):  # a row that stands for others is cut among their drafts
             draft = self._cut_among_equals(batch, draft, plan)
         if stage.has_observers:
             stage.in_flight.put(batch, draft, len(rows))
@@ -264,7 +264,7 @@ class ReplayEngine:
             rows = replace(rows, parents=None)
         rows.copy_(draft)
         whole = replace(batch, sampled=torch.ones(self._repeats, dtype=torch.bool))  # all that is read of it
-        return self._stage.trimmed(whole, rows, plan).view(1, draft.draft_length)
+        return self._stage.trim_by_policy(whole, rows, plan).view(1, draft.draft_length)
 
     def _plan(self) -> StepPlan:
         figures = tuple([occupant.stats() for occupant in self._slots.taken]) * self._repeats
