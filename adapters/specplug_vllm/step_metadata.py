@@ -92,13 +92,8 @@ def attach(output: Any, metadata: StepMetadata | WorkerReport) -> None:
     setattr(output, _ATTRIBUTE, metadata)
 
 
-def has(scheduler_output: Any) -> bool:
-    """Return whether specplug's scheduler made this step; it attaches metadata to every step."""
-    return hasattr(scheduler_output, _ATTRIBUTE)
-
-
 def of(scheduler_output: Any) -> StepMetadata:
-    """Return the metadata of a step, or `NO_METADATA`."""
+    """Return the metadata of a step; `NO_METADATA` itself if specplug's scheduler did not make the step."""
     found: StepMetadata = getattr(scheduler_output, _ATTRIBUTE, NO_METADATA)
     return found
 

@@ -51,10 +51,10 @@ def main() -> None:
 def _import_kernels() -> None:
     """Define specplug's kernels while the interpreter is off, and let the adapter launch them on the CPU."""
     from specplug.pipeline.device import columns, kernels
-    from specplug_vllm.worker import v2_device
+    from specplug_vllm.worker import stage_steps
 
     by_kernels()
-    v2_device.launches_for = lambda device: columns.Launches(kernels.begin, kernels.finish)
+    stage_steps.launches_for = lambda device: columns.Launches(kernels.begin, kernels.finish)
 
 
 def _compile_ngram_gpu() -> None:

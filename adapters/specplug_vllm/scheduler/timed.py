@@ -26,7 +26,7 @@ from vllm.v1.request import Request, RequestStatus
 from specplug.cost.measuring import Measurement, StepLimits, StepSize, measure, step_sizes
 from specplug.types.plan import StepCost
 from specplug_vllm.config import engine_caps, engine_method, runner_of
-from specplug_vllm.scheduler.scheduler import TAKE_A_LENGTH
+from specplug_vllm.scheduler.row_lengths import TAKE_A_LENGTH
 from specplug_vllm.startup import recurrent
 
 MAY_DRAFT_NOTHING = ("custom_class", "ngram", "suffix")

@@ -45,13 +45,11 @@ from specplug_vllm.startup import advice, graphs, logits_processors, recurrent
 ADAPTIVE = "enable_adaptive_verification"
 ENABLE = "SPECPLUG_ENABLE"
 
-SCHEDULERS = {
-    (True, False): "specplug_vllm.scheduler.scheduler.SpecplugScheduler",
-    (True, True): "specplug_vllm.scheduler.scheduler.SpecplugAsyncScheduler",
-    (False, False): "specplug_vllm.scheduler.scheduler.EngineDraftsScheduler",
-    (False, True): "specplug_vllm.scheduler.scheduler.EngineDraftsAsyncScheduler",
-}
-"""specplug's schedulers, by whether its proposers draft and whether scheduling is asynchronous."""
+SCHEDULERS = (
+    "specplug_vllm.scheduler.scheduler.SpecplugScheduler",
+    "specplug_vllm.scheduler.scheduler.SpecplugAsyncScheduler",
+)
+"""specplug's schedulers, by whether scheduling is asynchronous."""
 
 
 def install() -> None:
@@ -104,8 +102,8 @@ def _post_init(original: Callable[..., None], config: Any, *args: Any, **kwargs:
     with _async_allowed(proposes(config) and runner_of(config) == "v2"):
         original(config, *args, **kwargs)
     scheduler = config.scheduler_config
-    if scheduler.scheduler_cls is None or scheduler.scheduler_cls in SCHEDULERS.values():
-        scheduler.scheduler_cls = SCHEDULERS[proposes(config), bool(scheduler.async_scheduling)]
+    if scheduler.scheduler_cls is None or scheduler.scheduler_cls in SCHEDULERS:
+        scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
     advice.announce(config)
 
 

@@ -86,8 +86,8 @@ class ExtendedProposer(V1Proposer):
         counts = dict(zip(range(rows) if kept is None else kept, self._from_engine, strict=False))  # none if it failed
         return [counts.get(row, 0) for row in range(rows)]
 
-    def _draft_of(self, facts: RowFacts) -> Draft:
-        draft = super()._draft_of(facts)
+    def _draft(self, facts: RowFacts) -> Draft:
+        draft = super()._draft(facts)
         if draft.draft_length:
             self._from_engine = (draft.source == len(draft.sources) - 1).sum(1).tolist()
             self._unused = 0 if any(self._from_engine) else self._unused + 1

@@ -14,8 +14,8 @@ from torch import Tensor
 from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug_vllm import seams
 from specplug_vllm.config import engine_tokens
+from specplug_vllm.worker.stage_steps import UNLIKELY
 from specplug_vllm.worker.v2 import Speculator
-from specplug_vllm.worker.v2_device import UNLIKELY
 
 
 class ExtendedSpeculator(Speculator):
@@ -46,10 +46,10 @@ class ExtendedSpeculator(Speculator):
             **kwargs: Any,
         ) -> Tensor:
             needed = longest if num_speculative_tokens is None else num_speculative_tokens
-            is_dummy = dummy_run or self._is_warmup
+            is_dummy = dummy_run or self.is_warmup
             wanted = min(needed, most)
-            if not is_dummy and not several_ranks and self._on_device is not None:
-                wanted = min(needed, self._on_device.engine_tokens())
+            if not is_dummy and not several_ranks:  # the only rank drafts
+                wanted = min(needed, self.steps.engine_tokens())
             drafted: Tensor = propose(input_batch, *args, num_speculative_tokens=wanted, dummy_run=dummy_run, **kwargs)
             if is_dummy:
                 return drafted

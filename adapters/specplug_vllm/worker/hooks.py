@@ -37,26 +37,11 @@ def execute_model(original: Method, runner: Any, scheduler_output: Any, *args: A
     drafting = getattr(drafter, "drafting", _EXTERNAL)
     if drafting is not _EXTERNAL:  # specplug's, also on ranks that do not draft
         drafter.before_step(runner, scheduler_output)
-    if not isinstance(drafting, Drafting) or is_warmup(runner, scheduler_output):
+    if not isinstance(drafting, Drafting) or drafter.is_warmup:
         result = original(runner, scheduler_output, *args, **kwargs)
     else:
-        metadata = step_metadata.of(scheduler_output)
-        allocator = drafting.allocator
-        for kind in metadata.events:
-            drafting.on_engine_event(kind)
-        for request_id in sorted(scheduler_output.finished_req_ids):
-            ending = metadata.endings.get(request_id, step_metadata.Ending())
-            if ending.visible is not None and not ending.aborted:
-                table, row = drafter.text_of(request_id)
-                drafting.ingest_end(request_id, table, row, ending.visible)
-            allocator.finish(request_id, aborted=ending.aborted, visible=ending.visible)
-        for request_id in sorted(scheduler_output.preempted_req_ids or ()):
-            allocator.preempt(request_id)
+        drafting.end_requests(scheduler_output, drafter.text_of)
         result = original(runner, scheduler_output, *args, **kwargs)
-        for new in scheduler_output.scheduled_new_reqs:  # on V2 also resumed requests
-            drafting.start(new, metadata.cache_salts.get(new.req_id))
-        for request_id in getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ()):  # V1
-            allocator.resume(request_id, drafting.text_of(request_id))
         drafting.begin_step(scheduler_output)
     manager: Any = getattr(runner, "adaptive_verification", None)
     if hasattr(manager, "plan"):  # a `BudgetManager`: on all ranks, so that all of them run batches of the same shape
@@ -78,9 +63,9 @@ def sample_tokens(original: Method, runner: Any, *args: Any, **kwargs: Any) -> A
 
 def is_warmup(runner: Any, scheduler_output: Any) -> bool:
     """Return whether the step is a warm-up: specplug's scheduler is in use and did not mark the step as its own."""
-    if step_metadata.has(scheduler_output):
+    if step_metadata.of(scheduler_output) is not step_metadata.NO_METADATA:
         return False
-    return runner.vllm_config.scheduler_config.scheduler_cls in SCHEDULERS.values()
+    return runner.vllm_config.scheduler_config.scheduler_cls in SCHEDULERS
 
 
 def drafting_of(runner: Any) -> Drafting | None:

@@ -18,9 +18,7 @@ from torch import Tensor
 from specplug.pipeline.engine_rows import EngineRows
 from specplug.runtime.slots import RowFacts
 from specplug.seams.seam import hook
-from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
-from specplug.types.verdict import Outcome
 from specplug.verify.draft_distribution import write_probs
 from specplug_vllm import seams
 from specplug_vllm.startup import engine_config, recurrent
@@ -36,6 +34,7 @@ class V1Proposer:
     Attributes:
         drafting: on tensor-parallel rank 0; None on other ranks, whose drafts vLLM never reads.
         verifier: on every rank, the verifier that replaces the engine's; None if the engine verifies.
+        is_warmup: whether the newest step is one of vLLM's own; see `hooks.is_warmup`.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -44,7 +43,7 @@ class V1Proposer:
         workarounds.install()
         device = torch.device(vllm_config.device_config.device)
         self._runner: Any = None
-        self._is_warmup = False
+        self.is_warmup = False
         self._facts: RowFacts | None = None
         self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks()[0] == 0 else None
         if self.drafting is not None:
@@ -63,7 +62,7 @@ class V1Proposer:
 
     def before_step(self, runner: Any, scheduler_output: Any) -> None:
         """Store the runner, which vLLM does not pass to drafters; called by the lifecycle hook."""
-        self._is_warmup = hooks.is_warmup(runner, scheduler_output)
+        self.is_warmup = hooks.is_warmup(runner, scheduler_output)
         if self._runner is not None:
             return
         self._runner = runner
@@ -104,7 +103,7 @@ class V1Proposer:
             token_ids_cpu: [R, L] int32, the runner's token table, by row.
         """
         drafting = self.drafting
-        if drafting is None or self._runner is None or self._is_warmup:
+        if drafting is None or self._runner is None or self.is_warmup:
             return []
         names = self._runner.input_batch.req_ids[: len(sampled_token_ids)]
         facts = self._facts
@@ -116,13 +115,14 @@ class V1Proposer:
         if not facts.names:
             return []
         self._note(names, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-        drafts = self._of_stage(facts)
+        draft = self._draft(facts)
         if drafting.is_idle:
             return []
+        lists = [ids[:count] for ids, count in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
         if facts.kept is None:
-            return drafts
+            return lists
         found: list[list[int]] = [[] for _ in names]
-        for row, ids in zip(facts.kept, drafts, strict=True):
+        for row, ids in zip(facts.kept, lists, strict=True):
             found[row] = ids
         return found
 
@@ -159,34 +159,20 @@ class V1Proposer:
         )
 
     @torch.inference_mode()
-    def _of_stage(self, facts: RowFacts) -> list[list[int]]:
-        """Let the draft stage take a step; return the drafts of the rows that may draft."""
+    def _draft(self, facts: RowFacts) -> Draft:
+        """Let the draft stage take a step, and pass on the distribution that its drafts were drawn from."""
         assert self.drafting is not None
-        draft = self._draft_of(facts)
-        self._state_distribution(draft, facts.names)
-        return [ids[:count] for ids, count in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
-
-    def _draft_of(self, facts: RowFacts) -> Draft:
-        assert self.drafting is not None
-        return self.drafting.step(*self._verified(facts))
-
-    @torch.inference_mode()
-    def _verified(self, facts: RowFacts) -> tuple[EngineBatch, Outcome, Tensor]:
-        assert self.drafting is not None
-        slots, temperature = (
-            torch.tensor(values) for values in (facts.slots, [request.temperature for request in facts.requests])
-        )
-        return self.drafting.verified(facts, kept_of(self._rows, facts.kept), slots, temperature)
-
-    def _state_distribution(self, draft: Draft, names: tuple[str, ...]) -> None:
-        """Pass the distribution that drafts were drawn from to the rejection sampler; without one they are one-hot."""
-        if draft.draft_probs is not None:
+        slots = torch.tensor(facts.slots)
+        temperature = torch.tensor([request.temperature for request in facts.requests])
+        draft = self.drafting.take(facts, kept_of(self._rows, facts.kept), slots, temperature)
+        if draft.draft_probs is not None:  # without one they are one-hot to the rejection sampler
             buffer = draft.draft_probs
             if self._draft_probs is not None:
                 buffer = self._draft_probs[: draft.batch_size, : draft.draft_length]
             write_probs(buffer, draft)
             self._runner._draft_probs = buffer
-            self._runner._draft_prob_req_ids = list(names)
+            self._runner._draft_prob_req_ids = list(facts.names)
+        return draft
 
 
 def _text_of(runner: Any, request_id: str) -> npt.NDArray[np.int32]:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specplug_vllm.scheduler.planned import placeholders_that_fit
+from specplug_vllm.scheduler.row_lengths import placeholders_that_fit
 from tests.engines.plain import prompts
 from tests.engines.vllm import graphs, steps, watching
 from tests.engines.vllm.referee import RUNNERS

@@ -12,8 +12,8 @@ from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug_vllm.worker.extended_v1 import ExtendedProposer, widened
 from specplug_vllm.worker.extended_v2 import state_one_hot
-from specplug_vllm.worker.v2_device import UNLIKELY
-from specplug_vllm.worker.v2_device import write_logits as write
+from specplug_vllm.worker.stage_steps import UNLIKELY
+from specplug_vllm.worker.stage_steps import write_logits as write
 
 SLOTS, LONGEST, VOCAB = 7, 5, 300
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from specplug.runtime.device_steps import DeviceSteps
 from tests.engines.plain import assert_greedy, greedy, prompts
 from tests.engines.vllm import inside, watching
 from tests.engines.vllm.conftest import NGRAM
@@ -75,7 +76,7 @@ def noted(llm: Any, requested: list[list[int]], aborted: list[int]) -> dict[str,
         step(batch, *args)
 
     before, outputs, steps = watching.snapshot(llm)["total"]["accepted"], {}, 0
-    assert runner.speculator._on_device.steps is not None
+    assert isinstance(runner.speculator.steps, DeviceSteps)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(proposer, "on_event", event)
         patch.setattr(proposer, "step", stepping)

@@ -123,7 +123,7 @@ def _engine_drafts(llm: Any) -> Iterator[list[tuple[list[int], list[int]]]]:
         if name == "extend":
             patch.setattr(ours, "_wanted", lambda: MODEL_TOKENS)
         else:
-            patch.setattr(ours._on_device, "engine_tokens", lambda: MODEL_TOKENS)
+            patch.setattr(ours.steps, "engine_tokens", lambda: MODEL_TOKENS)
         yield drafted
 
 

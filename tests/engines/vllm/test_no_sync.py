@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import _disable_current_modes
 
+from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.repeated import Repeated
 from tests.engines.launches import most
 from tests.engines.plain import MAX_TOKENS, assert_greedy, prompts
@@ -97,7 +98,7 @@ def test_an_unchanged_batch_makes_its_launches_again(engine, truth):
 
 def repeated(llm: Any, requested: list[list[int]]) -> dict[str, Any]:
     """Generate, and count the steps that were taken whole and those whose launches were made again."""
-    steps, metrics = watching.drafter(llm)._on_device.steps, watching.drafter(llm).drafting.stage.metrics
+    steps, metrics = watching.drafter(llm).steps, watching.drafter(llm).drafting.stage.metrics
     counts = {"repeated": 0, "whole": 0}
     take, launch, before = steps._take, Repeated.launch, metrics.snapshot()
 
@@ -123,7 +124,7 @@ def steady_steps(llm: Any, requested: list[list[int]], by_stage: bool = False, t
     itself.
     """
     speculator = watching.drafter(llm)
-    propose, stage, by_kernels = speculator.propose, speculator.drafting.stage, speculator._on_device.steps
+    propose, stage, by_kernels = speculator.propose, speculator.drafting.stage, speculator.steps
     handle, metrics = stage.runners[0].handle, stage.metrics
     step_of_proposer = getattr(handle, "step", None)
     names: list[str] = []
@@ -169,8 +170,8 @@ def steady_steps(llm: Any, requested: list[list[int]], by_stage: bool = False, t
         for runner in stage.runners:
             patch.setattr(runner, "_arrays", (runner.ingested, runner.generations))
         if by_stage:
-            patch.setattr(speculator._on_device, "steps", None)
-        elif by_kernels is not None:
+            patch.setattr(speculator, "steps", speculator.stage_steps)
+        elif isinstance(by_kernels, DeviceSteps):
             noting = {name: noted(name, work_of) for name, work_of in by_kernels._launches._asdict().items()}
             patch.setattr(by_kernels, "_launches", SimpleNamespace(**noting))
         inside.generate(llm, requested, {"max_tokens": tokens, "ignore_eos": True})

@@ -50,16 +50,17 @@ def reported(llm, requests):
     `handed` are the sums over the survival probabilities of the drafts that the engine got, and `is_whole` whether the
     report is of all rows.
     """
-    planner, worker = inside.scheduler(llm).step_planner.stage._planner, inside.runner(llm).speculator._on_device
+    planner, worker = inside.scheduler(llm).step_planner.stage._planner, inside.runner(llm).speculator.steps
     take, made = worker.take, []
 
     def noting(facts, rows, outputs, *others, **given):
-        report = take(facts, rows, outputs, *others, **given)
+        draft = take(facts, rows, outputs, *others, **given)
+        report = worker.report
         plan = watching.drafting(llm).plan
         handed = outputs.confidence.cumprod(1).double().sum(0).tolist()
         is_whole = report.expected_rows == len(outputs.ids)
         made.append({"draft_length": plan.draft_length, **fields(report), "handed": handed, "is_whole": is_whole})
-        return report
+        return draft
 
     planner.reports.clear()
     with pytest.MonkeyPatch.context() as patch:

@@ -206,7 +206,7 @@ def _fail_at_a_step_of_rank_0(worker: Any) -> None:
 def _fail_beside_the_proposer(worker: Any) -> None:
     """Let rank 1's next step raise where no plug-in's faults are contained; vLLM goes on after such an exception."""
     if worker.rank:
-        worker.model_runner.speculator._on_device.take = _raise
+        worker.model_runner.speculator.steps.take = _raise
 
 
 def _raise(*_: Any, **__: Any) -> None:

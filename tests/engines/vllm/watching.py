@@ -78,8 +78,8 @@ def stage_takes_steps(llm: Any) -> Iterator[None]:
     """Let the draft stage itself take all steps, whose calls can be noted, instead of kernels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafting(llm).stage, "has_observers", True)
-        if hasattr(drafter(llm), "_on_device"):
-            patch.setattr(drafter(llm)._on_device, "steps", None)
+        if hasattr(drafter(llm), "stage_steps"):
+            patch.setattr(drafter(llm), "steps", drafter(llm).stage_steps)
         yield
 
 
