@@ -1,4 +1,4 @@
-"""Settings and engine capabilities of a vLLM server, derived from its `VllmConfig`.
+"""Who drafts on a vLLM server, by which settings, and on which runner and ranks, derived from its `VllmConfig`.
 
 Every process derives them from `VllmConfig` alone, so all processes agree.
 
@@ -15,18 +15,16 @@ import os
 from typing import Any, Literal
 
 from specplug.errors import EngineError, SettingsError
-from specplug.interfaces import PluginContext
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER, HYBRID
 from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, after_engine, load_settings
-from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Ragged
 from specplug_vllm import seams
 
 METHOD = "custom_class"
 PROPOSER = "specplug_vllm.Proposer"
 SECTION = "specplug"
 FLAG = "--additional-config"
-_SPECULATIVE = "--speculative-config"
+SPECULATIVE = "--speculative-config"
 _LOSSLESS_METHODS = ("standard", "block")
 
 Runner = Literal["v1", "v2"]
@@ -148,119 +146,6 @@ def may_skip_drafts(vllm_config: Any) -> bool:
     return proposes(vllm_config) or seams.ranks_agree_to_skip_drafts()
 
 
-def engine_caps(vllm_config: Any) -> EngineCaps:
-    """Return the engine's capabilities under this configuration."""
-    spec = vllm_config.speculative_config
-    parallel = vllm_config.parallel_config
-    v2 = runner_of(vllm_config) == "v2"
-    cuts = cuts_on_device(vllm_config)
-    if engine_method(vllm_config) is not None:  # nothing trims its drafts: rows are as long as the plan and its caps
-        ragged = Ragged.PADDED if v2 else Ragged.COSTS_FULL_GRAPH
-    else:
-        ragged = Ragged.PADDED if v2 and not cuts else Ragged.NATIVE
-    several_ranks = parallel.tensor_parallel_size > 1  # full distributions are not sent from rank to rank
-    distribution = Distribution.LOGITS if v2 else Distribution.PROBS
-    return EngineCaps(
-        max_draft_length=spec.num_speculative_tokens,
-        captured_draft_lengths=_ladder(vllm_config) if v2 and not cuts else (),
-        ragged=ragged,
-        draft_length_change=_draft_length_change(vllm_config, v2),
-        # Confidences, and so the drafted tokens, decide which tokens are cut: only one-hot drafts stay lossless.
-        draft_input=Distribution.ONE_HOT if several_ranks or cuts else distribution,
-        tensor_parallel_size=parallel.tensor_parallel_size,
-        verifies_budget=cuts,
-        engine_tokens=engine_tokens(vllm_config),
-    )
-
-
-def target_fields(vllm_config: Any) -> dict[str, Any]:
-    """Return what a `PluginContext` holds of the target model; no tokenizer if the server runs without one."""
-    model = vllm_config.model_config
-    tokenizer = None
-    if not model.skip_tokenizer_init:
-        from vllm.tokenizers import cached_tokenizer_from_config
-
-        tokenizer = cached_tokenizer_from_config(model)
-    return {"target_path": model.model, "target_config": model.hf_config, "target_tokenizer": tokenizer}
-
-
-def plugin_context(vllm_config: Any, seed: int, **place: Any) -> PluginContext:
-    """Return the context that plug-ins are built with; `place` is the device and the rank, where they matter."""
-    return PluginContext(
-        caps=engine_caps(vllm_config),
-        vocab_size=vllm_config.model_config.get_vocab_size(),
-        max_slots=vllm_config.scheduler_config.max_num_seqs,
-        max_length=vllm_config.model_config.max_model_len,
-        seed=seed,
-        **target_fields(vllm_config),
-        **place,
-    )
-
-
-def refuse_unsupported(vllm_config: Any) -> None:
-    """Refuse configurations that specplug would serve incorrectly, and plans that vLLM's own drafter would not follow.
-
-    Raises:
-        EngineError: specplug does not support this server's configuration.
-    """
-    method = engine_method(vllm_config)
-    stages = vllm_config.parallel_config.pipeline_parallel_size
-    alone = f"Leave {SECTION!r} out of {FLAG}"
-    if getattr(vllm_config, "watermark_config", None) is not None:
-        _refuse(
-            "watermarking is not supported",
-            "a watermark configuration",
-            "none",
-            "Serve watermarked output without specplug",
-        )
-    if stages > 1:  # V1 crashes with any speculation; on V2 the first stage fails its check of the number of drafts
-        _refuse(
-            "pipeline parallelism is not supported",
-            f"pipeline_parallel_size {stages}",
-            "1",
-            "Use tensor parallelism, or serve without specplug",
-        )
-    if each_rank_drafts(vllm_config) and runner_of(vllm_config) == "v1":
-        what = "V1 takes all ranks' drafts from the first one"
-        _refuse(what, "draft_ranks 'each'", "'first'", "Leave the setting out, or use the V2 runner")
-    if method == "extract_hidden_states":
-        _refuse("the method does not draft", f"method {method!r}", "one that drafts", alone)
-    if extended_method(vllm_config) is not None:
-        _refuse_extended(vllm_config)
-    if method is not None and cuts_on_device(vllm_config):
-        _refuse(
-            "vLLM's adaptive verification and specplug's policy would both choose how much to verify",
-            f"enable_adaptive_verification with method {method!r}",
-            "one of them",
-            f"{alone}, or enable_adaptive_verification out of {_SPECULATIVE}",
-        )
-
-
-EXTENDED = ("draft_model", "eagle", "eagle3", "mtp")
-"""Methods whose drafters take a step's draft length, so that lookup can continue them."""
-
-
-def _refuse_extended(vllm_config: Any) -> None:
-    """Refuse servers on which lookup cannot continue the drafts of vLLM's own drafter."""
-    method = extended_method(vllm_config)
-    parallel = vllm_config.parallel_config
-    ranks = parallel.tensor_parallel_size
-    alone = f"Leave the proposer out of {FLAG} {SECTION!r}: specplug then plans the drafts"
-    what = "lookup cannot continue the drafts of vLLM's own drafter"
-    if method not in EXTENDED:
-        _refuse(what, f"method {method!r}", f"one of {', '.join(EXTENDED)}", alone)
-    if ranks_step_together(vllm_config):
-        _refuse(what, f"data_parallel_size {parallel.data_parallel_size} of a mixture of experts", "1", alone)
-    if ranks > 1 and vllm_config.speculative_config.draft_sample_method != "greedy":
-        _refuse(what, f"draft_sample_method 'probabilistic' on {ranks} ranks", "'greedy'", alone)
-    if cuts_on_device(vllm_config):
-        _refuse(what, "enable_adaptive_verification", "nothing", f"Leave it out of {_SPECULATIVE}")
-
-
-def _refuse(what: str, found: str, expected: str, remedy: str) -> None:
-    raise EngineError.build(what, who="specplug_vllm", found=found, expected=expected, remedy=remedy)
-
-
 def section_of(additional_config: Any) -> dict[str, Any]:
     """Return specplug's section of ``--additional-config``; empty if there is none.
 
@@ -285,14 +170,14 @@ def _load(
     """
     flags = json.loads(section)
     key = "num_speculative_tokens"
-    own = {"proposer": _SPECULATIVE} if method is not None and "proposer" not in flags else {}
+    own = {"proposer": SPECULATIVE} if method is not None and "proposer" not in flags else {}
     if method is not None and flags.setdefault("proposer", ENGINE_DRAFTER) not in (ENGINE_DRAFTER, HYBRID):
         raise SettingsError.build(
             "vLLM's own drafter drafts on this server",
             who=f"{FLAG} {SECTION!r}",
-            found=f"proposer {flags['proposer']!r}, and method {method!r} in {_SPECULATIVE}",
+            found=f"proposer {flags['proposer']!r}, and method {method!r} in {SPECULATIVE}",
             expected=f"no proposer, {ENGINE_DRAFTER!r}, or {HYBRID!r}, whose lookup continues its drafts",
-            remedy=f"For specplug's proposers leave the method out of {_SPECULATIVE}",
+            remedy=f"For specplug's proposers leave the method out of {SPECULATIVE}",
         )
     if method is not None and flags["proposer"] == HYBRID:
         flags = _with_engines_model(flags, method)
@@ -301,7 +186,7 @@ def _load(
             f"{key!r} is given twice",
             who=f"{FLAG} {SECTION!r}",
             found=flags[key],
-            expected=f"{draft_length}, as in {_SPECULATIVE}",
+            expected=f"{draft_length}, as in {SPECULATIVE}",
             remedy=f"Leave it out of {FLAG}; a policy's own draft length is one of that policy's options",
         )
     registry = default_registry()
@@ -309,7 +194,7 @@ def _load(
         load_settings, flags_origin=f"{FLAG} {SECTION!r}", registry=registry, engine_drafts=method is not None
     )
     if key not in flags and not (implied and load(flags).settings.num_speculative_tokens == draft_length):
-        own[key] = _SPECULATIVE
+        own[key] = SPECULATIVE
         flags[key] = draft_length
     found = load(flags, origins_of=own)
     return after_engine(found, registry) if method is not None and found.settings.extends_engine else (found, 0)
@@ -330,32 +215,8 @@ def _with_engines_model(flags: dict[str, Any], method: str) -> dict[str, Any]:
         raise SettingsError.build(
             "vLLM's own drafter is the model on this server",
             who=f"{FLAG} {SECTION!r}",
-            found=f"options.{HYBRID}.model {model!r}, and method {method!r} in {_SPECULATIVE}",
+            found=f"options.{HYBRID}.model {model!r}, and method {method!r} in {SPECULATIVE}",
             expected=f"no model, or {ENGINE_DRAFTER!r}",
-            remedy=f"For specplug's own draft models leave the method out of {_SPECULATIVE}",
+            remedy=f"For specplug's own draft models leave the method out of {SPECULATIVE}",
         )
     return {**flags, "options": {**options, HYBRID: {**of_hybrid, "model": model}}}
-
-
-def _ladder(vllm_config: Any) -> tuple[int, ...]:
-    """Return the draft lengths that have CUDA graphs, as named by the launch; () allows any draft length.
-
-    Ranks that step together have one length, and 0 if they may do without drafts.
-
-    vLLM captures a draft length for the batch sizes listed with it, so one listed only for batches larger than
-    ``max_num_seqs`` has no graphs.
-    """
-    spec = vllm_config.speculative_config
-    largest = vllm_config.scheduler_config.max_num_seqs
-    if ranks_step_together(vllm_config):
-        return (0, spec.num_speculative_tokens) if may_skip_drafts(vllm_config) else ()
-    schedule = getattr(spec, "num_speculative_tokens_per_batch_size", None) or ()
-    return tuple(sorted({min(int(w), spec.num_speculative_tokens) for first, _, w in schedule if first <= largest}))
-
-
-def _draft_length_change(vllm_config: Any, v2: bool) -> DraftLengthChange:
-    if ranks_step_together(vllm_config):
-        return DraftLengthChange.FIXED  # other lengths take all ranks off their graphs, or deadlock a drafter of vLLM's
-    if not v2 or cuts_on_device(vllm_config) or not _ladder(vllm_config):
-        return DraftLengthChange.FREE
-    return DraftLengthChange.CAPTURED

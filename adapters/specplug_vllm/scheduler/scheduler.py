@@ -23,7 +23,8 @@ from specplug.runtime.step_planner import UNREPORTED, Bounds, DraftResult, Launc
 from specplug.types.plan import StepCost, StepPlan
 from specplug.types.request import EngineEventKind
 from specplug_vllm import seams, step_metadata
-from specplug_vllm.config import engine_method, may_skip_drafts, plugin_context, ranks_step_together, required
+from specplug_vllm.caps import plugin_context
+from specplug_vllm.config import engine_method, may_skip_drafts, ranks_step_together, required
 from specplug_vllm.requests import DraftRules, fields_of
 from specplug_vllm.scheduler import timing
 from specplug_vllm.scheduler.endings import Endings

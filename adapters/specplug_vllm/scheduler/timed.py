@@ -25,7 +25,8 @@ from vllm.v1.request import Request, RequestStatus
 
 from specplug.cost.measuring import Measurement, StepLimits, StepSize, measure, step_sizes
 from specplug.types.plan import StepCost
-from specplug_vllm.config import engine_caps, engine_method, runner_of
+from specplug_vllm.caps import engine_caps
+from specplug_vllm.config import engine_method, runner_of
 from specplug_vllm.scheduler.row_lengths import TAKE_A_LENGTH
 from specplug_vllm.startup import recurrent
 

@@ -16,9 +16,9 @@ from specplug.cost.measuring import StepLimits
 from specplug.cost.store import PROFILED, UNKNOWN, StartCosts, costs_at_start
 from specplug.seams.seam import hook
 from specplug_vllm import seams
+from specplug_vllm.caps import engine_caps
 from specplug_vllm.config import (
     cuts_on_device,
-    engine_caps,
     extended_method,
     ranks_step_together,
     required,

@@ -22,7 +22,7 @@ from specplug_vllm.config import (
     required,
     runner_of,
 )
-from specplug_vllm.startup import graphs, logits_processors
+from specplug_vllm.startup import graphs, refusals
 
 REFUSED_ON_V1 = (
     "the V1 runner refuses requests with min_p or logit_bias (HTTP 400), as with any speculation of vLLM's, and those "
@@ -70,7 +70,7 @@ def launch_of(vllm_config: Any) -> Launch:
         ok.append(REFUSED_BY_VLLM)
     elif runner == "v1":
         ok.append(REFUSED_ON_V1)
-    if lost := logits_processors.dropped(vllm_config):
+    if lost := refusals.dropped_processors(vllm_config):
         ok.append(f"the V1 runner serves without the logits processors {', '.join(lost)}, as the settings allow")
     awaited = awaited_proposers(found.settings, default_registry(), vllm_config.device_config.device_type)
     if runner == "v2" and awaited:

@@ -35,12 +35,11 @@ from specplug_vllm.config import (
     extended_method,
     is_requested,
     proposes,
-    refuse_unsupported,
     resolved,
     runner_of,
     section_of,
 )
-from specplug_vllm.startup import advice, graphs, logits_processors, recurrent
+from specplug_vllm.startup import advice, graphs, recurrent, refusals
 
 ADAPTIVE = "enable_adaptive_verification"
 ENABLE = "SPECPLUG_ENABLE"
@@ -116,9 +115,9 @@ def _check(vllm_config: Any) -> None:
     try:
         seams.require("config")
         resolved(vllm_config)
-        refuse_unsupported(vllm_config)
+        refusals.refuse_unsupported(vllm_config)
         recurrent.refuse_unsupported(vllm_config)
-        logits_processors.refuse_unsupported(vllm_config)
+        refusals.refuse_processors(vllm_config)
     except SpecplugError:
         startup.show_message_only()
         raise

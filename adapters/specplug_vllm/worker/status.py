@@ -15,7 +15,8 @@ from typing import Any
 from specplug.operator.status import by_plugin, reported_details, reported_rows, reported_settings
 from specplug.seams.seam import hook
 from specplug_vllm import seams
-from specplug_vllm.config import engine_caps, engine_method, is_requested, lossy_method, runner_of
+from specplug_vllm.caps import engine_caps
+from specplug_vllm.config import engine_method, is_requested, lossy_method, runner_of
 from specplug_vllm.worker.hooks import drafting_of
 
 

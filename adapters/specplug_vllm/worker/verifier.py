@@ -26,7 +26,8 @@ from specplug.seams.seam import hook
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Verification
 from specplug.verify.random import uniforms
-from specplug_vllm.config import plugin_context, resolved
+from specplug_vllm.caps import plugin_context
+from specplug_vllm.config import resolved
 
 MOST_DISTRIBUTION_BYTES = 1 << 28
 """Most bytes that the float64 distributions of rows verified in one call may take."""

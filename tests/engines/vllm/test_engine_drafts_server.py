@@ -11,8 +11,9 @@ import pytest
 
 from specplug.errors import EngineError, SettingsError
 from specplug.settings import Settings
-from specplug_vllm.config import engine_method, engine_tokens, extended_method, refuse_unsupported, resolved
+from specplug_vllm.config import engine_method, engine_tokens, extended_method, resolved
 from specplug_vllm.startup.engine_config import _schedule_synchronously as schedule_synchronously
+from specplug_vllm.startup.refusals import refuse_unsupported
 from tests.engines.launch import TINY
 from tests.engines.server import Server
 from tests.engines.suites.operations import ACCEPTED, ON, ask, complete, scraped, value

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from specplug.errors import EngineError
-from specplug_vllm.config import refuse_unsupported
+from specplug_vllm.startup.refusals import refuse_unsupported
 from specplug_vllm.worker.drafting import ranks
 from tests.engines.engines import Engine, HostDied, Raised
 from tests.engines.plain import assert_greedy, greedy, prompts
