@@ -25,6 +25,8 @@ class RowLengths:
 
     Attributes:
         length: draft tokens of each row of the next step, before caps.
+        drafted: draft tokens per row that the drafter makes: `length`, or the maximum if it takes no length.
+        placeholders: draft tokens that vLLM may expect of a request that joins the next step.
         pads: whether rows are padded to a length that has CUDA graphs.  A single shorter row would take the step off
             its graph, so the worker applies caps, and accepted padding does not count as a draft.
     """
@@ -37,7 +39,7 @@ class RowLengths:
         self._may_narrow = caps.draft_length_change is not DraftLengthChange.FIXED
         self.pads = caps.draft_length_change is DraftLengthChange.CAPTURED
         self._plan: StepPlan | None = None
-        self.length = 0
+        self.length = self.placeholders = self.drafted = 0
         reserved = vllm_config.speculative_config.max_num_new_slots_for_drafting
         self._max_placeholders = placeholders_that_fit(vllm_config.scheduler_config, reserved)
         if recurrent.is_recurrent(vllm_config) or runner_of(vllm_config) == "v1":
@@ -45,18 +47,8 @@ class RowLengths:
             # numbers of the request's own generator, which then gives other text for the same seed.
             self._max_placeholders = 0
 
-    @property
-    def placeholders(self) -> int:
-        """Draft tokens that vLLM may expect of a request that joins the next step."""
-        return min(self.length, self._max_placeholders)
-
-    @property
-    def drafted(self) -> int:
-        """Draft tokens per row that the drafter makes: the plan's length, or the maximum if it takes no length."""
-        return self.length if self._takes_length else self._caps.max_draft_length
-
     def follow(self, plan: StepPlan, running: Iterable[Any]) -> None:
-        """Set `length` to what a plan needs.
+        """Set the lengths to what a plan needs.
 
         Where CUDA graphs are captured per draft length, all rows get the shortest captured length that fits them.
         """
@@ -71,6 +63,8 @@ class RowLengths:
             self.length = plan.draft_length
         else:
             self.length = self._caps.max_draft_length if plan.draft_length or 0 not in captured else 0
+        self.drafted = self.length if self._takes_length else self._caps.max_draft_length
+        self.placeholders = min(self.length, self._max_placeholders)
 
     def cut(self, plan: StepPlan, running: Iterable[Any]) -> None:
         """Cut the drafts of running requests, or their placeholders, to the newest plan and by the rules.

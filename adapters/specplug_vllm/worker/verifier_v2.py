@@ -44,11 +44,12 @@ def install(runner: Any, verifier: ServerVerifier | None, drafting: Drafting | N
         )
     replace_in(module)
     decision = SeededDecision(sampler.sampler, None if verifier is None else V2Decision(verifier, drafting))
-    engines_own = decided_by(decision, sampler._verify)
+    engines_own = sampler._verify
+    decided = decided_by(decision, engines_own)
 
     def verify(*args: Any, **kwargs: Any) -> Any:
-        decision.begin(slots=args[6])  # idx_mapping_np
-        return engines_own(*args, **kwargs)
+        decides = decision.begin(slots=args[6])  # idx_mapping_np
+        return (decided if decides else engines_own)(*args, **kwargs)
 
     sampler._verify = verify
 
@@ -67,13 +68,18 @@ class SeededDecision:
         self._others = others
         self._rows = np.zeros(0, bool)
 
-    def begin(self, slots: Any) -> None:
-        """Note which rows of the next call, by their slots (numpy), have a request with a seed that is not greedy."""
+    def begin(self, slots: Any) -> bool:
+        """Note which rows of the next call, by their slots (numpy), have a request with a seed that is not greedy.
+
+        Return whether any row is not the engine's to decide.
+        """
         temperature = self._states.temperature.np[slots]
         self._rows = self._states.seeds_set[slots] & (temperature > 0)
-        if self._others is not None:
-            self._rows &= ~self._others.opted_in(slots)
-            self._others.all_greedy = not temperature.any()
+        if self._others is None:
+            return bool(self._rows.any())
+        self._rows &= ~self._others.opted_in(slots)
+        self._others.all_greedy = not temperature.any()
+        return True
 
     def __call__(self, original: Decide, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return the tokens that each of B rows emits, [B, K + 1] int64, and their number, [B] int32.

@@ -129,17 +129,17 @@ def seen(llm: Any, params: list[dict[str, Any]]) -> dict[str, Any]:
         for text, seeds in pictures.PROMPTS
     ]
     drafting, drafts = watching.drafting(llm), set[int]()
-    step = drafting.step
+    of_stage = drafting._draft
 
-    def noting(batch: Any, outcome: Any, caps: Any) -> Any:
-        draft = step(batch, outcome, caps)
+    def noting(batch: Any, caps: Any) -> Any:
+        draft = of_stage(batch, caps)
         drafts.update(
             token for ids, n in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True) for token in ids[:n]
         )
         return draft
 
     with watching.stage_takes_steps(llm), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafting, "step", noting)
+        patch.setattr(drafting, "_draft", noting)
         return {**_recorded(llm, RECORDS, lambda: answers(llm, given, params)), "ids": sorted(drafts)}
 
 
