@@ -85,15 +85,15 @@ def resolved(vllm_config: Any) -> ResolvedSettings | None:
     Raises:
         SettingsError: the settings are invalid, or their ``num_speculative_tokens`` differs from vLLM's.
     """
-    return _found(vllm_config)[0] if is_requested(vllm_config) else None
+    return _loaded(vllm_config)[0] if is_requested(vllm_config) else None
 
 
 def engine_tokens(vllm_config: Any) -> int:
     """Return how many tokens vLLM's own drafter drafts before specplug's lookup does; 0 if it does not."""
-    return _found(vllm_config)[1] if extended_method(vllm_config) else 0
+    return _loaded(vllm_config)[1] if extended_method(vllm_config) else 0
 
 
-def _found(vllm_config: Any) -> tuple[ResolvedSettings, int]:
+def _loaded(vllm_config: Any) -> tuple[ResolvedSettings, int]:
     """Return the settings of a server that enables specplug, and `engine_tokens`."""
     draft_length = vllm_config.speculative_config.num_speculative_tokens
     section = json.dumps(section_of(vllm_config.additional_config), sort_keys=True)
@@ -108,10 +108,10 @@ def required(vllm_config: Any) -> ResolvedSettings:
         EngineError: it does not.
         SettingsError: see `resolved`.
     """
-    found = resolved(vllm_config)
-    if found is None:
+    settings = resolved(vllm_config)
+    if settings is None:
         raise EngineError.build("specplug is not enabled on this server", who="specplug_vllm")
-    return found
+    return settings
 
 
 def runner_of(vllm_config: Any) -> Runner:
@@ -196,8 +196,9 @@ def _load(
     if key not in flags and not (implied and load(flags).settings.num_speculative_tokens == draft_length):
         own[key] = SPECULATIVE
         flags[key] = draft_length
-    found = load(flags, origins_of=own)
-    return after_engine(found, registry) if method is not None and found.settings.extends_engine else (found, 0)
+    settings = load(flags, origins_of=own)
+    extends = method is not None and settings.settings.extends_engine
+    return after_engine(settings, registry) if extends else (settings, 0)
 
 
 def _with_engines_model(flags: dict[str, Any], method: str) -> dict[str, Any]:

@@ -104,7 +104,8 @@ def _take_length(speculator: Any) -> None:
 
     It drafts at least one: the pass that drafts it also enters the newest tokens in the draft model's key-value cache.
     """
-    original, longest = speculator.propose, speculator.num_speculative_steps
+    original = speculator.propose
+    longest = speculator.num_speculative_steps
 
     @functools.wraps(original)
     def propose(input_batch: Any, *args: Any, num_speculative_tokens: int | None = None, **kwargs: Any) -> Any:

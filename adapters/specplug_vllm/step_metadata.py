@@ -94,14 +94,14 @@ def attach(output: Any, metadata: StepMetadata | WorkerReport) -> None:
 
 def of(scheduler_output: Any) -> StepMetadata:
     """Return the metadata of a step; `NO_METADATA` itself if specplug's scheduler did not make the step."""
-    found: StepMetadata = getattr(scheduler_output, _ATTRIBUTE, NO_METADATA)
-    return found
+    metadata: StepMetadata = getattr(scheduler_output, _ATTRIBUTE, NO_METADATA)
+    return metadata
 
 
 def report_of(runner_output: Any) -> WorkerReport:
     """Return what a runner's output reports, or `NO_REPORT`."""
-    found: WorkerReport = getattr(runner_output, _ATTRIBUTE, NO_REPORT)
-    return found
+    report: WorkerReport = getattr(runner_output, _ATTRIBUTE, NO_REPORT)
+    return report
 
 
 def drafts_nothing(scheduler_output: Any) -> bool:
@@ -121,5 +121,5 @@ def annotated(
     ]
     levels = [[] if of is None else of.confidence[: len(row)] for of, row in zip(states, added, strict=True)]
     cut = torch.tensor([0 if of is None else of.cut for of in states], dtype=torch.int32)
-    widest = max(map(len, added))
-    return replace(outcome, cut_by_grammar=cut, forced=Draft.of_rows(added, levels, widest) if widest else None)
+    longest = max(map(len, added))
+    return replace(outcome, cut_by_grammar=cut, forced=Draft.of_rows(added, levels, longest) if longest else None)

@@ -277,7 +277,7 @@ def test_large_batches_are_verified_in_parts(monkeypatch: pytest.MonkeyPatch) ->
             sizes.append(draft.batch_size)
             return super().verify(draft, *args)
 
-    monkeypatch.setattr(verifier, "MOST_DISTRIBUTION_BYTES", 2 * (DRAFT_LENGTH + 1) * VOCAB * 8)
+    monkeypatch.setattr(verifier, "MAX_DISTRIBUTION_BYTES", 2 * (DRAFT_LENGTH + 1) * VOCAB * 8)
     parts = decide_v2(batch, 3, True, ServerVerifier(Counting(), True, engine_seed=0))[0]
     assert torch.equal(parts, whole)
     assert sizes == [2, 2, 1]

@@ -45,9 +45,9 @@ def _with_ours(original: Callable[..., list[Any]], supported_tasks: Any = None) 
     if envs.VLLM_PLUGINS is not None:
         return [*original(supported_tasks), _ClientsKept()]
     others = {point.name for point in entry_points(group=_GROUP)} - {SpecplugEndpoints.name}
-    found = original(supported_tasks) if others else []  # vLLM warns of each plug-in that it skips
+    loaded = original(supported_tasks) if others else []  # vLLM warns of each plug-in that it skips
     fits = set(SpecplugEndpoints.required_tasks) & set(supported_tasks or ())
-    return [*found, *([SpecplugEndpoints()] if fits else ()), _ClientsKept()]
+    return [*loaded, *([SpecplugEndpoints()] if fits else ()), _ClientsKept()]
 
 
 class _ClientsKept:

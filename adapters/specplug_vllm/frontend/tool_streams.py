@@ -36,8 +36,8 @@ def install() -> None:
 
 
 def _get_parser(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    found = original(*args, **kwargs)
-    return None if found is None else by_token(found)
+    parser = original(*args, **kwargs)
+    return None if parser is None else by_token(parser)
 
 
 def by_token(parser: type[Any]) -> type[Any]:

@@ -118,11 +118,11 @@ class Grammars:
                 self._canonical,
                 request.output_token_ids[-TAIL:],
             )
-            found = follow(state, own, room)
-            request.spec_token_ids = own + found.added
-            spare -= len(found.added)
+            followed = follow(state, own, room)
+            request.spec_token_ids = own + followed.added
+            spare -= len(followed.added)
             counted = self.constrained[request.request_id]
-            self.constrained[request.request_id] = counted._replace(confidence=tuple(found.confidence))
+            self.constrained[request.request_id] = counted._replace(confidence=tuple(followed.confidence))
 
     def _room(self, request: Any) -> int:
         """Return the draft length that the plan and the request allow."""

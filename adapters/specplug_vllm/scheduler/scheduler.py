@@ -57,7 +57,7 @@ class PlanningMixin:
         super().__init__(*args, **kwargs)
         self.built_with = args, kwargs
         config = self.vllm_config
-        found = required(config)
+        resolved = required(config)
         longest = int(config.model_config.max_model_len)
         rules = DraftRules(config)
 
@@ -66,9 +66,9 @@ class PlanningMixin:
             cap = None if params is None else fields_of(params, rules)[0].cap
             return Bounds(min(request.num_prompt_tokens + request.max_tokens, longest), cap)
 
-        context = plugin_context(config, found.settings.seed)
+        context = plugin_context(config, resolved.settings.seed)
         self.step_planner: StepPlanner[Any] = StepPlanner(
-            found, context, attrgetter("request_id"), attrgetter("num_tokens"), bounds
+            resolved, context, attrgetter("request_id"), attrgetter("num_tokens"), bounds
         )
         self.start_costs = UNKNOWN
         status.install_engine_core()
@@ -98,12 +98,12 @@ class PlanningMixin:
         """Schedule as vLLM does, with the plan's row length in place of the server's maximum draft length."""
         self._began = perf_counter()
         self._lengths.cut(self.step_planner.plan, self.running)
-        widest = self.num_spec_tokens
+        max_length = self.num_spec_tokens
         self.num_spec_tokens = self._lengths.placeholders
         try:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
-            self.num_spec_tokens = widest
+            self.num_spec_tokens = max_length
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         """Make the plan before vLLM decides how many draft tokens to expect from the step."""

@@ -51,9 +51,9 @@ def timed(core: Any, limits: StepLimits, seconds: float) -> Measurement:
     core.scheduler = timed_class(*args, **{**kwargs, "log_stats": False, "include_finished_set": False})
     try:
         steps = _Steps(core)
-        found = measure(steps.run, step_sizes(limits), seconds)
+        measured = measure(steps.run, step_sizes(limits), seconds)
         steps.end()
-        return found
+        return measured
     except Exception:
         if core.batch_queue:
             core.batch_queue.clear()
@@ -152,13 +152,12 @@ class _Steps:
         scheduler = self._scheduler
         before = len(self._scheduler.steps)
         scheduler.lengths = size.lengths
-        found: list[StepCost] = []
         for _ in range(count + _TRIES):
             self._step()
             steps = scheduler.steps[before:]
-            found = [step for step in steps if (step.requests, step.tokens) == (size.requests, size.tokens)]
-            if len(found) >= count:
-                return found[:count]
+            costs = [step for step in steps if (step.requests, step.tokens) == (size.requests, size.tokens)]
+            if len(costs) >= count:
+                return costs[:count]
         return []
 
     def end(self) -> None:
@@ -207,5 +206,5 @@ class _Steps:
         return request
 
     def _random_ids(self, count: int) -> list[int]:
-        found: list[int] = self._random.integers(*self._ids, count).tolist()
-        return found
+        ids: list[int] = self._random.integers(*self._ids, count).tolist()
+        return ids

@@ -65,13 +65,13 @@ def time_steps(core: Any) -> None:
     from specplug_vllm.scheduler.timed import timed  # imports vLLM's schedulers
 
     try:
-        found = costs_at_start(key_of(config), lambda: timed(core, _limits(config), settings.seconds))
+        costs = costs_at_start(key_of(config), lambda: timed(core, _limits(config), settings.seconds))
     except Exception:  # no server may stop for want of these costs
         logger.exception("steps are not timed at start, so their costs are learnt while serving")
         return
-    scheduler.start_costs = found
-    if found.costs:
-        planner.stage.calibrate(found.costs)
+    scheduler.start_costs = costs
+    if costs.costs:
+        planner.stage.calibrate(costs.costs)
 
 
 def _can_time(config: Any) -> bool:

@@ -42,7 +42,7 @@ _LOSSY = (
 
 def launch_of(vllm_config: Any) -> Launch:
     """Return the launch of a configuration that enables specplug."""
-    found = required(vllm_config)
+    resolved = required(vllm_config)
     spec = vllm_config.speculative_config
     scheduler = vllm_config.scheduler_config
     runner = runner_of(vllm_config)
@@ -50,18 +50,20 @@ def launch_of(vllm_config: Any) -> Launch:
     lossy = lossy_method(vllm_config)
     extended = extended_method(vllm_config)
     scheduling = "async" if scheduler.async_scheduling else "synchronous"
-    most = spec.num_speculative_tokens
+    max_length = spec.num_speculative_tokens
     requests = scheduler.max_num_seqs
     ok: list[str] = []
     advice = [
-        CheckResult("ok", f"runs on the {runner.upper()} runner, {scheduling} scheduling, up to {most} draft tokens"),
-        token_budget(most, requests, scheduler.max_num_batched_tokens),
+        CheckResult(
+            "ok", f"runs on the {runner.upper()} runner, {scheduling} scheduling, up to {max_length} draft tokens"
+        ),
+        token_budget(max_length, requests, scheduler.max_num_batched_tokens),
     ]
     if method is not None:
         advice.append(CheckResult("ok", f"vLLM's own drafter drafts, by {method}; {ENGINE_DRAFTS}"))
     if extended is not None:
         first = f"vLLM's own drafter drafts {engine_tokens(vllm_config)} tokens, by {extended}"
-        advice.append(CheckResult("ok", f"{first}; {found.settings.proposer} continues them, or drafts instead"))
+        advice.append(CheckResult("ok", f"{first}; {resolved.settings.proposer} continues them, or drafts instead"))
     if lossy:
         advice.append(lossy_acceptance(f"vLLM's {lossy}", _LOSSY))
     if captured := graphs.captured(vllm_config):
@@ -72,7 +74,7 @@ def launch_of(vllm_config: Any) -> Launch:
         ok.append(REFUSED_ON_V1)
     if lost := refusals.dropped_processors(vllm_config):
         ok.append(f"the V1 runner serves without the logits processors {', '.join(lost)}, as the settings allow")
-    awaited = awaited_proposers(found.settings, default_registry(), vllm_config.device_config.device_type)
+    awaited = awaited_proposers(resolved.settings, default_registry(), vllm_config.device_config.device_type)
     if runner == "v2" and awaited:
         ok.append(host_cost(awaited))
     if ranks_step_together(vllm_config):
@@ -82,8 +84,8 @@ def launch_of(vllm_config: Any) -> Launch:
     drafter = () if method is None else (f"vLLM's {method}",)
     drafter = drafter if extended is None else (f"after vLLM's {extended}",)
     facts = (*drafter, runner.upper(), scheduling, *(("LOSSY",) if lossy else ()))
-    line = start_line(found.settings, most, *facts, status=routes())
-    return Launch(line, differing(found.settings), tuple(advice))
+    line = start_line(resolved.settings, max_length, *facts, status=routes())
+    return Launch(line, differing(resolved.settings), tuple(advice))
 
 
 def announce(vllm_config: Any) -> None:

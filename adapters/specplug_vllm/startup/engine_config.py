@@ -164,10 +164,10 @@ def _create_engine_config(original: Callable[..., Any], arguments: Any, *args: A
     return original(arguments, *args, **kwargs)
 
 
-def enabled(additional_config: Any, given: dict[str, Any] | None) -> Any:
+def enabled(additional_config: Any, speculative: dict[str, Any] | None) -> Any:
     """Return the additional configuration of a launch, with an empty section where the environment enables specplug.
 
-    A launch with a speculative configuration, `given`, has decided itself who drafts.
+    A launch with a speculative configuration, `speculative`, has decided itself who drafts.
 
     Raises:
         SettingsError: the environment variable is neither 0 nor 1.
@@ -175,32 +175,32 @@ def enabled(additional_config: Any, given: dict[str, Any] | None) -> Any:
     wanted = os.environ.get(ENABLE, "")
     if wanted not in ("", "0", "1"):
         raise SettingsError.build("cannot tell whether to speculate", who=ENABLE, found=repr(wanted), expected="0 or 1")
-    if wanted != "1" or given is not None or not isinstance(additional_config, dict):
+    if wanted != "1" or speculative is not None or not isinstance(additional_config, dict):
         return additional_config
     return {SECTION: {}, **additional_config}
 
 
-def implied(given: dict[str, Any] | None, additional_config: Any) -> dict[str, Any] | None:
+def implied(speculative: dict[str, Any] | None, additional_config: Any) -> dict[str, Any] | None:
     """Return the speculative configuration of a launch that gives this one, or none.
 
-    It is `given` itself where that names a method or another model, where there is no section, and where the section
-    names vLLM's own drafter.
+    It is `speculative` itself where that names a method or another model, where there is no section, and where the
+    section names vLLM's own drafter.
 
     Raises:
         SettingsError: the section is invalid.
     """
     section = section_of(additional_config)
-    named = given or {}
+    named = speculative or {}
     has_section = isinstance(additional_config, dict) and SECTION in additional_config
     if not has_section or section.get("proposer") == ENGINE_DRAFTER:
-        return given
+        return speculative
     if named.get("method") not in (None, METHOD) or named.get("model") not in (None, PROPOSER):
-        return given
-    found = {**named, "method": METHOD, "model": PROPOSER}
+        return speculative
+    spec = {**named, "method": METHOD, "model": PROPOSER}
     if _LENGTH not in named:
         settings = load_settings(section, flags_origin=f"{FLAG} {SECTION!r}", registry=default_registry())
-        found[_LENGTH] = settings.settings.num_speculative_tokens
-    return found
+        spec[_LENGTH] = settings.settings.num_speculative_tokens
+    return spec
 
 
 def _validate_adaptive_verification(original: Callable[[Any], None], config: Any) -> None:

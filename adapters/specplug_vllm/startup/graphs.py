@@ -58,14 +58,14 @@ def require_lengths_on_v1(vllm_config: Any) -> None:
         spec.num_speculative_tokens_per_batch_size = [(1, largest, spec.num_speculative_tokens)]
 
 
-def lengths_up_to(most: int) -> tuple[int, ...]:
-    """Return the draft lengths 2^n - 1 up to `most`, descending to 0."""
-    return tuple((1 << bits) - 1 for bits in range((most + 1).bit_length() - 1, -1, -1))
+def lengths_up_to(max_length: int) -> tuple[int, ...]:
+    """Return the draft lengths 2^n - 1 up to `max_length`, descending to 0."""
+    return tuple((1 << bits) - 1 for bits in range((max_length + 1).bit_length() - 1, -1, -1))
 
 
-def lengths_dividing(most: int) -> tuple[int, ...]:
-    """Return the draft lengths n up to `most`, descending to 0, for which 1 + n divides 1 + `most`."""
-    return tuple(length for length in range(most, -1, -1) if (most + 1) % (length + 1) == 0)
+def lengths_dividing(max_length: int) -> tuple[int, ...]:
+    """Return the draft lengths n up to `max_length`, descending to 0, for which 1 + n divides 1 + `max_length`."""
+    return tuple(length for length in range(max_length, -1, -1) if (max_length + 1) % (length + 1) == 0)
 
 
 def schedule(lengths: Sequence[int], max_num_seqs: int) -> list[tuple[int, int, int]]:
@@ -146,8 +146,8 @@ def _fit_sizes(vllm_config: Any) -> None:
     sizes = {-(-size // tokens) * tokens for size in compilation.cudagraph_capture_sizes}
     for _, _, length in spec.num_speculative_tokens_per_batch_size:
         sizes.add(scheduler.max_num_seqs * (length + 1) // tokens * tokens)
-    most = min(scheduler.max_num_batched_tokens, compilation.max_cudagraph_capture_size)
-    fitting = sorted(size for size in sizes if 0 < size <= most)
+    max_size = min(scheduler.max_num_batched_tokens, compilation.max_cudagraph_capture_size)
+    fitting = sorted(size for size in sizes if 0 < size <= max_size)
     if fitting:
         compilation.cudagraph_capture_sizes = fitting
         compilation.max_cudagraph_capture_size = fitting[-1]

@@ -83,7 +83,8 @@ def install_v1_worker(runner: Any) -> None:
     row (FlashInfer's, for example, on most GPUs), and leaves it behind rows that read a long prompt in pieces.
     """
     seams.require("recurrent")
-    original, longest = runner._may_reorder_batch, runner.num_spec_tokens + 1
+    original = runner._may_reorder_batch
+    longest = runner.num_spec_tokens + 1
 
     @functools.wraps(original)
     def may_reorder_batch(scheduler_output: Any) -> None:
@@ -105,13 +106,15 @@ def install_worker(runner: Any) -> None:
     seams.require("recurrent")
     from vllm.v1.worker.gpu import model_runner
 
-    states, present = runner.req_states, model_runner.sort_batch_req_ids
+    states = runner.req_states
+    present = model_runner.sort_batch_req_ids
     original = getattr(present, "_specplug_original", present)
 
     @functools.wraps(original)
     def sort_batch_req_ids(counts: Mapping[str, int], drafts: Mapping[str, Sequence[int]], *args: Any) -> list[str]:
         def prefills(name: str) -> bool:
-            slot, own = states.req_id_to_index[name], counts[name] - len(drafts.get(name, ()))
+            slot = states.req_id_to_index[name]
+            own = counts[name] - len(drafts.get(name, ()))
             computed = int(states.num_computed_prefill_tokens[slot])
             return computed < int(states.prefill_len.np[slot]) and not (own == 1 and computed > 0)
 

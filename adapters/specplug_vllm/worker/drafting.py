@@ -88,11 +88,11 @@ class Drafting:
     changes_of_weights = 0
 
     def __init__(self, vllm_config: Any, device: torch.device, rank: int) -> None:
-        found = required(vllm_config)
-        self.resolved = found
+        resolved = required(vllm_config)
+        self.resolved = resolved
         self.rank = rank
         self.device = device
-        context = plugin_context(vllm_config, found.settings.seed, device=device, rank=rank)
+        context = plugin_context(vllm_config, resolved.settings.seed, device=device, rank=rank)
         self.caps = context.caps
         self.vocab_size = context.vocab_size
         self.max_slots = context.max_slots
@@ -100,7 +100,7 @@ class Drafting:
         self.rules = DraftRules(vllm_config)
         self.text_of: Callable[[str], Tokens] = lambda _: ()
         self.stage: DraftStage = build_draft_stage(
-            found.settings, default_registry(), context, grammars=self.rules.runner == "v1"
+            resolved.settings, default_registry(), context, grammars=self.rules.runner == "v1"
         )
         self.distribution_bytes = self.stage.distribution_bytes
         self._closing = weakref.finalize(self, self.stage.close)

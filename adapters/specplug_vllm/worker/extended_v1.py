@@ -37,9 +37,9 @@ class ExtendedProposer(V1Proposer):
         seams.require("extended v1")
         config = runner.vllm_config
         self._drafter = runner.drafter
-        self._most = engine_tokens(config)
+        self._own_length = engine_tokens(config)
         self._several_ranks = config.parallel_config.tensor_parallel_size > 1
-        self._engine_ids = torch.zeros(config.scheduler_config.max_num_seqs, self._most, dtype=torch.int32)
+        self._engine_ids = torch.zeros(config.scheduler_config.max_num_seqs, self._own_length, dtype=torch.int32)
         self._newest: Tensor | None = None
         self._from_engine: list[int] = []
         self._unused = 0  # steps in a row whose drafts held none of the drafter's tokens
@@ -77,8 +77,8 @@ class ExtendedProposer(V1Proposer):
     def _wanted(self) -> int:
         """Return how many tokens the drafter is to draft: the same on all ranks."""
         if self.drafting is None or self._several_ranks:
-            return self._most
-        return engine_tokens_after(self._unused, self._most)
+            return self._own_length
+        return engine_tokens_after(self._unused, self._own_length)
 
     def _engine_counts(self, rows: int) -> list[int]:
         """Return how many tokens at the beginning of each row's draft are the drafter's."""

@@ -29,7 +29,8 @@ class ExtendedSpeculator(Speculator):
         seams.require("extended v2")
         config = runner.vllm_config
         engine = runner.speculator
-        most, longest = engine_tokens(config), engine.num_speculative_steps
+        own_length = engine_tokens(config)
+        longest = engine.num_speculative_steps
         several_ranks = config.parallel_config.tensor_parallel_size > 1  # which run the same passes
         self._drafted: Tensor = engine.draft_tokens
         self._from_engine = torch.zeros(self._drafted.shape[0], dtype=torch.int32, device=runner.device)
@@ -47,14 +48,14 @@ class ExtendedSpeculator(Speculator):
         ) -> Tensor:
             needed = longest if num_speculative_tokens is None else num_speculative_tokens
             is_dummy = dummy_run or self.is_warmup
-            wanted = min(needed, most)
+            wanted = min(needed, own_length)
             if not is_dummy and not several_ranks:  # the only rank drafts
                 wanted = min(needed, self.steps.engine_tokens())
             drafted: Tensor = propose(input_batch, *args, num_speculative_tokens=wanted, dummy_run=dummy_run, **kwargs)
             if is_dummy:
                 return drafted
-            if wanted < min(needed, most):
-                drafted[:, wanted:most] = -1
+            if wanted < min(needed, own_length):
+                drafted[:, wanted:own_length] = -1
             return self.propose(input_batch, *args)
 
         engine.propose = extended

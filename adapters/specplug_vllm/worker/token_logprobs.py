@@ -74,27 +74,27 @@ def _gather_logprobs(original: Method, logprobs: Tensor, num_logprobs: int, toke
         num_logprobs: how many of the most likely tokens are returned.
         token_ids: [B * (N + 1)] int64, the tokens that were emitted.
     """
-    found = original(logprobs, num_logprobs, token_ids)
+    tensors = original(logprobs, num_logprobs, token_ids)
     wanted = _ids.get()
     if wanted is None:
-        return found
+        return tensors
     requests, by_row = wanted
     positions = len(token_ids) // requests
-    most = max(map(len, by_row.values()))
-    wider = max(0, most - num_logprobs)
-    ids = torch.nn.functional.pad(found.logprob_token_ids, (0, wider))
-    values = torch.nn.functional.pad(found.logprobs, (0, wider), value=-torch.inf)
+    max_ids = max(map(len, by_row.values()))
+    wider = max(0, max_ids - num_logprobs)
+    ids = torch.nn.functional.pad(tensors.logprob_token_ids, (0, wider))
+    values = torch.nn.functional.pad(tensors.logprobs, (0, wider), value=-torch.inf)
     for row, own in by_row.items():
         place = slice(row * positions, (row + 1) * positions)
         columns = torch.tensor(own, device=ids.device)
         ids[place, 1 : len(own) + 1] = columns.to(ids.dtype)
         values[place, 1 : len(own) + 1] = logprobs[place].index_select(1, columns)
-    return found._replace(logprob_token_ids=ids, logprobs=values)
+    return tensors._replace(logprob_token_ids=ids, logprobs=values)
 
 
 def _call(original: Method, sampler: Any, logits: Tensor, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Keep the largest number of ids of a request of the batch, which vLLM may verify in parts and then join."""
-    sampler.specplug_most = sampler.sampler.logprob_token_ids_state.max_num_token_ids(batch.idx_mapping_np)
+    sampler.specplug_max_ids = sampler.sampler.logprob_token_ids_state.max_num_token_ids(batch.idx_mapping_np)
     return original(sampler, logits, batch, *args, **kwargs)
 
 
@@ -108,10 +108,12 @@ def _get_logprobs_tensors(original: Method, sampler: Any, *args: Any) -> Any:
     """Let V2's rejection sampler look up ids; its last argument is negative where no request wants likely tokens."""
     state = sampler.sampler.logprob_token_ids_state
     rows = sampler.specplug_rows
-    most = sampler.specplug_most
-    if not most:
+    max_ids = sampler.specplug_max_ids
+    if not max_ids:
         return original(sampler, *args)
-    with _looking_up({"logprob_token_ids_state": state, "expanded_idx_mapping": rows, "max_per_req_token_ids": most}):
+    with _looking_up(
+        {"logprob_token_ids_state": state, "expanded_idx_mapping": rows, "max_per_req_token_ids": max_ids}
+    ):
         return original(sampler, *args[:-1], max(0, args[-1]))
 
 

@@ -121,10 +121,10 @@ class V1Proposer:
         lists = [ids[:count] for ids, count in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
         if facts.kept is None:
             return lists
-        found: list[list[int]] = [[] for _ in names]
+        by_row: list[list[int]] = [[] for _ in names]
         for row, ids in zip(facts.kept, lists, strict=True):
-            found[row] = ids
-        return found
+            by_row[row] = ids
+        return by_row
 
     def _note(
         self,

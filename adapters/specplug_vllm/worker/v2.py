@@ -214,10 +214,10 @@ class Speculator(BaseSpeculator):
 
     def _outputs(self, rows: int) -> DraftOutputs:
         """Return where the drafts of so many rows go."""
-        found = self._outputs_of.get(rows)
-        if found is None:
-            found = self._outputs_of[rows] = DraftOutputs(self._out[:rows], self.draft_token_confidence_probs[:rows])
-        return found
+        outputs = self._outputs_of.get(rows)
+        if outputs is None:
+            outputs = self._outputs_of[rows] = DraftOutputs(self._out[:rows], self.draft_token_confidence_probs[:rows])
+        return outputs
 
 
 def buffers(slots: int, draft_length: int, device: torch.device, *, together: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,8 +29,8 @@ from specplug.verify.random import uniforms
 from specplug_vllm.caps import plugin_context
 from specplug_vllm.config import resolved
 
-MOST_DISTRIBUTION_BYTES = 1 << 28
-"""Most bytes that the float64 distributions of rows verified in one call may take."""
+MAX_DISTRIBUTION_BYTES = 1 << 28
+"""Maximum bytes that the float64 distributions of rows verified in one call may take."""
 
 Decide = Callable[..., Any]
 """Replacement of `rejection_sample`: called with the engine's function and its arguments, returns the same type."""
@@ -63,7 +63,7 @@ class ServerVerifier:
     def verify(self, draft: Draft, target: TargetLogits, sampling: SamplingBatch, seeds: Tensor) -> Verification:
         """Verify with the random numbers of `seeds` [B] int64 at the rows' positions, `draft.base_len`."""
         numbers = uniforms(seeds, draft.base_len.long(), draft.draft_length)
-        together = MOST_DISTRIBUTION_BYTES // ((draft.draft_length + 1) * target.logits.shape[-1] * 8)
+        together = MAX_DISTRIBUTION_BYTES // ((draft.draft_length + 1) * target.logits.shape[-1] * 8)
         if (sampling.all_greedy and self.lossless) or draft.batch_size <= together:
             return self.plugin.verify(draft, target, sampling, numbers)
         parts = []
@@ -92,13 +92,13 @@ def build(vllm_config: Any, device: torch.device) -> ServerVerifier | None:
         EngineError: the verifier does not support this server.
         PluginError: the verifier fails to start.
     """
-    found = resolved(vllm_config)
-    if found is None or not found.was_set("verifier"):
+    server = resolved(vllm_config)
+    if server is None or not server.was_set("verifier"):
         return None
-    spec = default_registry().get(VerifierSpec, found.settings.verifier)
+    spec = default_registry().get(VerifierSpec, server.settings.verifier)
     refuse_unsupported(vllm_config, spec)
-    context = plugin_context(vllm_config, found.settings.seed, device=device)
-    plugin = build_verifier(found.settings, default_registry(), context)
+    context = plugin_context(vllm_config, server.settings.seed, device=device)
+    plugin = build_verifier(server.settings, default_registry(), context)
     return ServerVerifier(plugin, spec.caps.lossless, vllm_config.model_config.seed or 0)
 
 

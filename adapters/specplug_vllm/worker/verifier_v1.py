@@ -64,14 +64,14 @@ class V1Decision:
         if chosen is None:
             return self._verifier.verify(draft, target, sampling, seeds).token_ids
         rows = torch.tensor([options is not None for options in chosen]).to(seeds.device)
-        given = [None if options is None else options.acceptance_threshold for options in chosen]
-        thresholds = torch.tensor([math.nan if threshold is None else threshold for threshold in given])
+        stated = [None if options is None else options.acceptance_threshold for options in chosen]
+        thresholds = torch.tensor([math.nan if threshold is None else threshold for threshold in stated])
         sampling = replace(sampling, acceptance_threshold=thresholds.to(seeds.device))
-        found = self._verifier.verify(draft, target, sampling, seeds)
-        if found.departed is not None:
+        verification = self._verifier.verify(draft, target, sampling, seeds)
+        if verification.departed is not None:
             assert self._drafting is not None
-            self._drafting.stage.metrics.lossy.add(found.num_accepted * rows, found.departed * rows)
-        return torch.where(rows[:, None], found.token_ids, original(*args, **kwargs))
+            self._drafting.stage.metrics.lossy.add(verification.num_accepted * rows, verification.departed * rows)
+        return torch.where(rows[:, None], verification.token_ids, original(*args, **kwargs))
 
     def _chosen(self, names: list[str], counts: list[int]) -> list[RequestOptions | None]:
         """Return the options of rows that have drafts and a request that enables the verifier, None for the others."""

@@ -179,43 +179,47 @@ class V2Decision:
             return original(*args, **kwargs)  # type: ignore[no-any-return]
         slots = idx_mapping.long()
         starts = cu_num_logits[:-1].long()
-        most = min(num_speculative_steps, len(target_logits) - len(slots))  # longest possible draft
-        positions = torch.arange(most, device=slots.device)
+        length = min(num_speculative_steps, len(target_logits) - len(slots))  # longest possible draft
+        positions = torch.arange(length, device=slots.device)
         index = starts[:, None] + 1 + positions
         following = draft_sampled[index.clamp(max=len(target_logits) - 1)]
         draft = chain(torch.where(index < cu_num_logits[1:, None], following, -1), pos[starts] + 1)
-        heat = temperature[slots].float()
+        row_temperature = temperature[slots].float()
         if draft_logits is not None and not self.all_greedy:  # with temperature applied as in the target's logits
-            logits = draft_logits[slots, :most] / torch.where(heat == 0, 1.0, heat)[:, None, None]
+            logits = (
+                draft_logits[slots, :length] / torch.where(row_temperature == 0, 1.0, row_temperature)[:, None, None]
+            )
             draft = replace(draft, distribution=Distribution.LOGITS, draft_logits=logits)
         rows = None if self._verifier.lossless or self._drafting is None else self._drafting.slots.rows(slots)
         sampling = SamplingBatch(
-            (heat != 0).float(),
+            (row_temperature != 0).float(),
             acceptance_threshold=None if rows is None else rows.acceptance_threshold,
             all_greedy=self.all_greedy,
         )
-        found = self._verifier.verify(draft, TargetLogits(target_logits, starts), sampling, seed[slots])
+        verification = self._verifier.verify(draft, TargetLogits(target_logits, starts), sampling, seed[slots])
         sampled = torch.zeros(len(slots), num_speculative_steps + 1, dtype=torch.int64, device=slots.device)
-        sampled[:, : most + 1] = found.token_ids.clamp(min=0)
+        sampled[:, : length + 1] = verification.token_ids.clamp(min=0)
         if rows is None:
-            return sampled, found.num_emitted
+            return sampled, verification.num_emitted
         engine_sampled, num_engine_sampled = original(*args, **kwargs)
         chosen = rows.verifier
-        if found.departed is not None:
+        if verification.departed is not None:
             assert self._drafting is not None
-            self._drafting.stage.metrics.lossy.add(found.num_accepted * chosen, found.departed * chosen)
+            self._drafting.stage.metrics.lossy.add(verification.num_accepted * chosen, verification.departed * chosen)
         return torch.where(chosen[:, None], sampled, engine_sampled), torch.where(
-            chosen, found.num_emitted, num_engine_sampled
+            chosen, verification.num_emitted, num_engine_sampled
         )
 
     def opted_in(self, slots: Any) -> Any:
         """Return [B] bool (numpy), true where the request in a slot has enabled a lossy verifier."""
-        found = np.zeros(len(slots), bool)
+        chosen = np.zeros(len(slots), bool)
         if not self._verifier.lossless and self._is_requested():
             assert self._drafting is not None
-            held = self._drafting.slots.occupants
-            found[:] = [slot in held and held[slot].request.options.verifier is not None for slot in slots.tolist()]
-        return found
+            occupants = self._drafting.slots.occupants
+            chosen[:] = [
+                slot in occupants and occupants[slot].request.options.verifier is not None for slot in slots.tolist()
+            ]
+        return chosen
 
     def _is_requested(self) -> bool:
         """Return whether any running request enables the verifier, which the host knows."""
