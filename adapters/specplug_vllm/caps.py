@@ -10,8 +10,8 @@ from specplug_vllm.config import (
     cuts_on_device,
     engine_method,
     engine_tokens,
+    has_lockstep_ranks,
     may_skip_drafts,
-    ranks_step_together,
     runner_of,
 )
 
@@ -75,14 +75,14 @@ def _ladder(vllm_config: Any) -> tuple[int, ...]:
     """
     spec = vllm_config.speculative_config
     largest = vllm_config.scheduler_config.max_num_seqs
-    if ranks_step_together(vllm_config):
+    if has_lockstep_ranks(vllm_config):
         return (0, spec.num_speculative_tokens) if may_skip_drafts(vllm_config) else ()
     schedule = getattr(spec, "num_speculative_tokens_per_batch_size", None) or ()
     return tuple(sorted({min(int(w), spec.num_speculative_tokens) for first, _, w in schedule if first <= largest}))
 
 
 def _draft_length_change(vllm_config: Any, v2: bool) -> DraftLengthChange:
-    if ranks_step_together(vllm_config):
+    if has_lockstep_ranks(vllm_config):
         return DraftLengthChange.FIXED  # other lengths take all ranks off their graphs, or deadlock a drafter of vLLM's
     if not v2 or cuts_on_device(vllm_config) or not _ladder(vllm_config):
         return DraftLengthChange.FREE

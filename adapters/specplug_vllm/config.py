@@ -32,10 +32,10 @@ Runner = Literal["v1", "v2"]
 
 def is_requested(vllm_config: Any) -> bool:
     """Return whether this server enables specplug, to draft or to plan the drafts of vLLM's own drafter."""
-    return proposes(vllm_config) or engine_method(vllm_config) is not None
+    return has_proposers(vllm_config) or engine_method(vllm_config) is not None
 
 
-def proposes(vllm_config: Any) -> bool:
+def has_proposers(vllm_config: Any) -> bool:
     """Return whether specplug's proposers draft on this server, alone or after vLLM's own drafter."""
     return _replaces(vllm_config) or extended_method(vllm_config) is not None
 
@@ -76,7 +76,7 @@ def lossy_method(vllm_config: Any) -> str:
     return "" if method in _LOSSLESS_METHODS else f'"rejection_sample_method": "{method}"'
 
 
-def resolved(vllm_config: Any) -> ResolvedSettings | None:
+def resolve_settings(vllm_config: Any) -> ResolvedSettings | None:
     """Return the server's settings, or None if it does not enable specplug.
 
     The maximum draft length is vLLM's own ``num_speculative_tokens``.  The proposer is a lookup's if that continues
@@ -101,14 +101,14 @@ def _loaded(vllm_config: Any) -> tuple[ResolvedSettings, int]:
     return _load(section, draft_length, implied, _method(vllm_config), os.environ.get(CONFIG_VARIABLE, ""))
 
 
-def required(vllm_config: Any) -> ResolvedSettings:
+def require_settings(vllm_config: Any) -> ResolvedSettings:
     """Return the settings of a server that enables specplug.
 
     Raises:
         EngineError: it does not.
-        SettingsError: see `resolved`.
+        SettingsError: see `resolve_settings`.
     """
-    settings = resolved(vllm_config)
+    settings = resolve_settings(vllm_config)
     if settings is None:
         raise EngineError.build("specplug is not enabled on this server", who="specplug_vllm")
     return settings
@@ -124,7 +124,7 @@ def cuts_on_device(vllm_config: Any) -> bool:
     return runner_of(vllm_config) == "v2" and bool(vllm_config.speculative_config.enable_adaptive_verification)
 
 
-def ranks_step_together(vllm_config: Any) -> bool:
+def has_lockstep_ranks(vllm_config: Any) -> bool:
     """Return whether data-parallel ranks run every step together; those of a dense model are engines of their own."""
     return vllm_config.parallel_config.data_parallel_size > 1 and bool(vllm_config.model_config.is_moe)
 
@@ -132,7 +132,7 @@ def ranks_step_together(vllm_config: Any) -> bool:
 def each_rank_drafts(vllm_config: Any) -> bool:
     """Return whether each of several tensor-parallel ranks drafts for itself."""
     ranks = vllm_config.parallel_config.tensor_parallel_size
-    return ranks > 1 and required(vllm_config).settings.draft_ranks == "each"
+    return ranks > 1 and require_settings(vllm_config).settings.draft_ranks == "each"
 
 
 def may_skip_drafts(vllm_config: Any) -> bool:
@@ -143,7 +143,7 @@ def may_skip_drafts(vllm_config: Any) -> bool:
     """
     if runner_of(vllm_config) == "v1" or cuts_on_device(vllm_config):
         return False
-    return proposes(vllm_config) or seams.ranks_agree_to_skip_drafts()
+    return has_proposers(vllm_config) or seams.ranks_agree_to_skip_drafts()
 
 
 def section_of(additional_config: Any) -> dict[str, Any]:

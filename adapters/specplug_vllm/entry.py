@@ -13,7 +13,7 @@ from typing import Any
 
 from specplug.seams.seam import hook
 from specplug_vllm import seams
-from specplug_vllm.config import engine_method, extended_method, is_requested, proposes, runner_of
+from specplug_vllm.config import engine_method, extended_method, has_proposers, is_requested, runner_of
 from specplug_vllm.startup import engine_config
 
 _WORKER = "vllm.v1.worker.worker_base"
@@ -59,7 +59,7 @@ def _post_init(original: Callable[..., None], config: Any, *args: Any, **kwargs:
 def _init_speculator(original: Callable[..., Any], vllm_config: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
     """Build the speculator of vLLM's V2 runner, in a worker process."""
     own = engine_method(vllm_config) or extended_method(vllm_config)
-    if own is not None or not proposes(vllm_config):
+    if own is not None or not has_proposers(vllm_config):
         speculator = original(vllm_config, device, *args, **kwargs)
         if own == "draft_model":
             _take_length(speculator)

@@ -104,12 +104,12 @@ def report_of(runner_output: Any) -> WorkerReport:
     return report
 
 
-def drafts_nothing(scheduler_output: Any) -> bool:
+def is_idle(scheduler_output: Any) -> bool:
     """Return whether a step neither verifies nor makes drafts; every worker concludes the same."""
     return not scheduler_output.scheduled_spec_decode_tokens and not scheduler_output.num_spec_tokens_to_schedule
 
 
-def annotated(
+def add_grammars(
     grammars: Mapping[str, Constrained], outcome: Outcome, names: Sequence[str], scheduled: Mapping[str, Sequence[int]]
 ) -> Outcome:
     """Add to the outcome of rows `names` what their grammars cut from, and added to, the `scheduled` drafts."""

@@ -295,7 +295,7 @@ def test_without_a_decision_the_engines_own_serves() -> None:
     verifier.replace_in(module)
     verifier.replace_in(module)
     plain = lambda: module.rejection_sample("a")  # noqa: E731
-    ours = verifier.decided_by(lambda original, text: f"ours, not {original(text)}", plain)
+    ours = verifier.wrap_method(lambda original, text: f"ours, not {original(text)}", plain)
     assert (plain(), ours(), plain()) == ("engine a", "ours, not engine a", "engine a")
 
 
@@ -358,7 +358,7 @@ def test_a_row_emits_what_was_drawn_up_to_the_first_other_draft_token(seed):
     starts = [0]
     for length in lengths:
         starts.append(starts[-1] + length + 1)
-    found, counts = verifier_v2.kept(
+    found, counts = verifier_v2.keep_drawn(
         torch.tensor([token for row in drawn for token in row]),
         torch.tensor(inputs, dtype=torch.int32),
         torch.tensor(starts, dtype=torch.int32),

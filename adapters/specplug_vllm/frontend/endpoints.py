@@ -23,7 +23,7 @@ from specplug.requests.clients import Clients
 from specplug.seams.seam import hook
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_vllm import seams
-from specplug_vllm.config import is_requested, required
+from specplug_vllm.config import is_requested, require_settings
 from specplug_vllm.worker import status
 
 _GROUP = "vllm.endpoint_plugins"
@@ -92,7 +92,7 @@ def _server(engine_client: Any) -> routes.OperatedServer:
 
     cores = engine_client.engine_core
     model = engine_client.vllm_config.model_config
-    settings = required(engine_client.vllm_config).settings
+    settings = require_settings(engine_client.vllm_config).settings
     tokenizer = None
     reads_texts = settings.corpora.store is not None or settings.trace.path is not None
     if reads_texts and not model.skip_tokenizer_init:

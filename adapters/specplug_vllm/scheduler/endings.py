@@ -33,7 +33,7 @@ class Endings:
         self._tokenizer = None if model_config.skip_tokenizer_init else cached_tokenizer_from_config(model_config)
         self.newest: dict[str, Ending] = {}
 
-    def note(self, request: Any) -> None:
+    def record(self, request: Any) -> None:
         """Record how a `Request` ended."""
         self.newest[request.request_id] = self._ending(request)
 

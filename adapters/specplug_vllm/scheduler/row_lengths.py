@@ -41,7 +41,7 @@ class RowLengths:
         self._plan: StepPlan | None = None
         self.length = self.placeholders = self.drafted = 0
         reserved = vllm_config.speculative_config.max_num_new_slots_for_drafting
-        self._max_placeholders = placeholders_that_fit(vllm_config.scheduler_config, reserved)
+        self._max_placeholders = fit_placeholders(vllm_config.scheduler_config, reserved)
         if recurrent.is_recurrent(vllm_config) or runner_of(vllm_config) == "v1":
             # A recurrent model's new prompt runs as prefill, which cannot roll placeholders back.  V1 rejects them with
             # numbers of the request's own generator, which then gives other text for the same seed.
@@ -81,7 +81,7 @@ class RowLengths:
             self._rules.cut(request)
 
 
-def placeholders_that_fit(scheduler_config: Any, reserved: int) -> int:
+def fit_placeholders(scheduler_config: Any, reserved: int) -> int:
     """Return how many draft tokens at most vLLM may expect of a request that joins with one token to compute.
 
     vLLM fails if they exceed a prompt's chunk, and does not start a request while they exceed a step's token budget.

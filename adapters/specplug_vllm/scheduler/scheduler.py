@@ -24,7 +24,7 @@ from specplug.types.plan import StepCost, StepPlan
 from specplug.types.request import EngineEventKind
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.caps import plugin_context
-from specplug_vllm.config import engine_method, may_skip_drafts, ranks_step_together, required
+from specplug_vllm.config import engine_method, has_lockstep_ranks, may_skip_drafts, require_settings
 from specplug_vllm.requests import DraftRules, fields_of
 from specplug_vllm.scheduler import timing
 from specplug_vllm.scheduler.endings import Endings
@@ -57,7 +57,7 @@ class PlanningMixin:
         super().__init__(*args, **kwargs)
         self.built_with = args, kwargs
         config = self.vllm_config
-        resolved = required(config)
+        resolved = require_settings(config)
         longest = int(config.model_config.max_model_len)
         rules = DraftRules(config)
 
@@ -85,7 +85,7 @@ class PlanningMixin:
         if method is not None:
             seams.require("engine drafts")
         self.counts = None if method is None else OutcomeCounts(method, self.step_planner.caps.max_draft_length)
-        self._asks_ranks = method is not None and ranks_step_together(config) and may_skip_drafts(config)
+        self._asks_ranks = method is not None and has_lockstep_ranks(config) and may_skip_drafts(config)
         self._endings = Endings(config.model_config)
         self._events: list[EngineEventKind] = []
         completes = method is None and rules.runner == "v1"
@@ -208,7 +208,7 @@ class PlanningMixin:
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """Record how a request ended, which vLLM does not send to the workers."""
         if self.counts is None:
-            self._endings.note(request)
+            self._endings.record(request)
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
     def _handle_stopped_request(self, request: Any) -> bool:

@@ -43,7 +43,7 @@ _TRIES = 8
 """Steps beyond the timed ones within which a size must be reached; else it is left out."""
 
 
-def timed(core: Any, limits: StepLimits, seconds: float) -> Measurement:
+def measure_steps(core: Any, limits: StepLimits, seconds: float) -> Measurement:
     """Time steps of an engine core for about so many seconds, and leave the core as it was, even if a step fails."""
     scheduler = core.scheduler
     timed_class = _TimedAsyncScheduler if isinstance(scheduler, AsyncScheduler) else _TimedScheduler

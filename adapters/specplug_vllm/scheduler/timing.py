@@ -20,8 +20,8 @@ from specplug_vllm.caps import engine_caps
 from specplug_vllm.config import (
     cuts_on_device,
     extended_method,
-    ranks_step_together,
-    required,
+    has_lockstep_ranks,
+    require_settings,
     runner_of,
 )
 
@@ -57,15 +57,15 @@ def time_steps(core: Any) -> None:
     config = core.vllm_config
     if getattr(scheduler, "start_costs", None) is not UNKNOWN:
         return
-    settings = required(config).settings.costs
+    settings = require_settings(config).settings.costs
     planner = scheduler.step_planner
     scheduler.start_costs = StartCosts(basis=PROFILED) if cuts_on_device(config) else StartCosts()
     if not settings.measure or not planner.reads_costs or not _can_time(config):
         return
-    from specplug_vllm.scheduler.timed import timed  # imports vLLM's schedulers
+    from specplug_vllm.scheduler.timed import measure_steps  # imports vLLM's schedulers
 
     try:
-        costs = costs_at_start(key_of(config), lambda: timed(core, _limits(config), settings.seconds))
+        costs = costs_at_start(key_of(config), lambda: measure_steps(core, _limits(config), settings.seconds))
     except Exception:  # no server may stop for want of these costs
         logger.exception("steps are not timed at start, so their costs are learnt while serving")
         return
@@ -87,7 +87,7 @@ def _can_time(config: Any) -> bool:
         publishes
         or connects
         or cuts_on_device(config)
-        or ranks_step_together(config)
+        or has_lockstep_ranks(config)
         or config.parallel_config.distributed_executor_backend == "external_launcher"
         or extended_method(config) is not None
         or config.model_config.is_encoder_decoder
@@ -100,7 +100,7 @@ def key_of(config: Any) -> dict[str, object]:
     cache = config.cache_config
     parallel = config.parallel_config
     compilation = config.compilation_config
-    settings = required(config).settings
+    settings = require_settings(config).settings
     device = config.device_config.device_type
     on_gpu = device == "cuda"
     return {

@@ -17,9 +17,9 @@ from specplug_vllm.config import (
     engine_method,
     engine_tokens,
     extended_method,
+    has_lockstep_ranks,
     lossy_method,
-    ranks_step_together,
-    required,
+    require_settings,
     runner_of,
 )
 from specplug_vllm.startup import graphs, refusals
@@ -42,7 +42,7 @@ _LOSSY = (
 
 def launch_of(vllm_config: Any) -> Launch:
     """Return the launch of a configuration that enables specplug."""
-    resolved = required(vllm_config)
+    resolved = require_settings(vllm_config)
     spec = vllm_config.speculative_config
     scheduler = vllm_config.scheduler_config
     runner = runner_of(vllm_config)
@@ -66,8 +66,8 @@ def launch_of(vllm_config: Any) -> Launch:
         advice.append(CheckResult("ok", f"{first}; {resolved.settings.proposer} continues them, or drafts instead"))
     if lossy:
         advice.append(lossy_acceptance(f"vLLM's {lossy}", _LOSSY))
-    if captured := graphs.captured(vllm_config):
-        advice.append(graphs_reach(captured, requests))
+    if captured := graphs.captured_lengths(vllm_config):
+        advice.append(check_graphs(captured, requests))
     if extended is not None or method is not None:
         ok.append(REFUSED_BY_VLLM)
     elif runner == "v1":
@@ -77,7 +77,7 @@ def launch_of(vllm_config: Any) -> Launch:
     awaited = awaited_proposers(resolved.settings, default_registry(), vllm_config.device_config.device_type)
     if runner == "v2" and awaited:
         ok.append(host_cost(awaited))
-    if ranks_step_together(vllm_config):
+    if has_lockstep_ranks(vllm_config):
         size = vllm_config.parallel_config.data_parallel_size
         ok.append(f"data parallelism of {size}: {FIXED_DRAFT_LENGTH}")
     advice += [CheckResult("ok", text) for text in ok]
@@ -130,7 +130,7 @@ def token_budget(draft_length: int, max_num_seqs: int, max_num_batched_tokens: i
     )
 
 
-def graphs_reach(captured: Mapping[int, int], max_num_seqs: int) -> CheckResult:
+def check_graphs(captured: Mapping[int, int], max_num_seqs: int) -> CheckResult:
     """Compare the steps that have CUDA graphs, see `graphs.captured`, with the largest batch."""
     reach = ", ".join(f"{length} draft tokens up to {requests} requests" for length, requests in captured.items())
     longest, requests = next(iter(captured.items()))

@@ -33,9 +33,9 @@ from specplug_vllm.config import (
     PROPOSER,
     SECTION,
     extended_method,
+    has_proposers,
     is_requested,
-    proposes,
-    resolved,
+    resolve_settings,
     runner_of,
     section_of,
 )
@@ -86,7 +86,7 @@ def require_installed() -> None:
 def _unsupported_features(original: Callable[[Any], list[str]], config: Any) -> list[str]:
     """Remove specplug's method from the list of features that V2 does not support."""
     features = original(config)
-    return [feature for feature in features if METHOD not in feature] if proposes(config) else features
+    return [feature for feature in features if METHOD not in feature] if has_proposers(config) else features
 
 
 def _post_init(original: Callable[..., None], config: Any, *args: Any, **kwargs: Any) -> None:
@@ -98,7 +98,7 @@ def _post_init(original: Callable[..., None], config: Any, *args: Any, **kwargs:
     graphs.require_lengths_on_v1(config)
     if extended_method(config) is not None and runner_of(config) == "v1":
         _schedule_synchronously(config)
-    with _async_allowed(proposes(config) and runner_of(config) == "v2"):
+    with _async_allowed(has_proposers(config) and runner_of(config) == "v2"):
         original(config, *args, **kwargs)
     scheduler = config.scheduler_config
     if scheduler.scheduler_cls is None or scheduler.scheduler_cls in SCHEDULERS:
@@ -114,7 +114,7 @@ def _check(vllm_config: Any) -> None:
     """
     try:
         seams.require("config")
-        resolved(vllm_config)
+        resolve_settings(vllm_config)
         refusals.refuse_unsupported(vllm_config)
         recurrent.refuse_unsupported(vllm_config)
         refusals.refuse_processors(vllm_config)
@@ -159,12 +159,12 @@ _LENGTH = "num_speculative_tokens"
 
 
 def _create_engine_config(original: Callable[..., Any], arguments: Any, *args: Any, **kwargs: Any) -> Any:
-    arguments.additional_config = enabled(arguments.additional_config, arguments.speculative_config)
-    arguments.speculative_config = implied(arguments.speculative_config, arguments.additional_config)
+    arguments.additional_config = add_section(arguments.additional_config, arguments.speculative_config)
+    arguments.speculative_config = complete_spec(arguments.speculative_config, arguments.additional_config)
     return original(arguments, *args, **kwargs)
 
 
-def enabled(additional_config: Any, speculative: dict[str, Any] | None) -> Any:
+def add_section(additional_config: Any, speculative: dict[str, Any] | None) -> Any:
     """Return the additional configuration of a launch, with an empty section where the environment enables specplug.
 
     A launch with a speculative configuration, `speculative`, has decided itself who drafts.
@@ -180,7 +180,7 @@ def enabled(additional_config: Any, speculative: dict[str, Any] | None) -> Any:
     return {SECTION: {}, **additional_config}
 
 
-def implied(speculative: dict[str, Any] | None, additional_config: Any) -> dict[str, Any] | None:
+def complete_spec(speculative: dict[str, Any] | None, additional_config: Any) -> dict[str, Any] | None:
     """Return the speculative configuration of a launch that gives this one, or none.
 
     It is `speculative` itself where that names a method or another model, where there is no section, and where the
@@ -205,7 +205,7 @@ def implied(speculative: dict[str, Any] | None, additional_config: Any) -> dict[
 
 def _validate_adaptive_verification(original: Callable[[Any], None], config: Any) -> None:
     """Allow servers with specplug to run without CUDA graphs, which vLLM requires to measure costs."""
-    eager = proposes(config) and not has_any_graphs(config)
+    eager = has_proposers(config) and not has_any_graphs(config)
     original(_WithGraphs(config) if eager else config)
 
 

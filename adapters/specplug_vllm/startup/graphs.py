@@ -21,9 +21,9 @@ from specplug_vllm.config import (
     cuts_on_device,
     engine_method,
     extended_method,
+    has_lockstep_ranks,
+    has_proposers,
     is_requested,
-    proposes,
-    ranks_step_together,
     runner_of,
 )
 
@@ -58,12 +58,12 @@ def require_lengths_on_v1(vllm_config: Any) -> None:
         spec.num_speculative_tokens_per_batch_size = [(1, largest, spec.num_speculative_tokens)]
 
 
-def lengths_up_to(max_length: int) -> tuple[int, ...]:
+def power_lengths(max_length: int) -> tuple[int, ...]:
     """Return the draft lengths 2^n - 1 up to `max_length`, descending to 0."""
     return tuple((1 << bits) - 1 for bits in range((max_length + 1).bit_length() - 1, -1, -1))
 
 
-def lengths_dividing(max_length: int) -> tuple[int, ...]:
+def dividing_lengths(max_length: int) -> tuple[int, ...]:
     """Return the draft lengths n up to `max_length`, descending to 0, for which 1 + n divides 1 + `max_length`."""
     return tuple(length for length in range(max_length, -1, -1) if (max_length + 1) % (length + 1) == 0)
 
@@ -87,9 +87,9 @@ def set_capture_lengths(vllm_config: Any) -> None:
     """
     spec = vllm_config.speculative_config
     largest = vllm_config.scheduler_config.max_num_seqs
-    if spec.num_speculative_tokens_per_batch_size or ranks_step_together(vllm_config):
+    if spec.num_speculative_tokens_per_batch_size or has_lockstep_ranks(vllm_config):
         return
-    lengths = (lengths_up_to if proposes(vllm_config) else lengths_dividing)(spec.num_speculative_tokens)
+    lengths = (power_lengths if has_proposers(vllm_config) else dividing_lengths)(spec.num_speculative_tokens)
     if not _captures_by_length(vllm_config) or len(lengths) > largest:
         return
     if lengths[0] != spec.num_speculative_tokens:
@@ -104,7 +104,7 @@ def set_capture_lengths(vllm_config: Any) -> None:
     spec.num_speculative_tokens_per_batch_size = schedule(lengths, largest)
 
 
-def captured(vllm_config: Any) -> dict[int, int]:
+def captured_lengths(vllm_config: Any) -> dict[int, int]:
     """Return the draft lengths with full CUDA graphs, descending, and the most requests covered at each."""
     if not _captures_by_length(vllm_config):
         return {}
@@ -116,12 +116,12 @@ def captured(vllm_config: Any) -> dict[int, int]:
     return {length: min(tokens // (length + 1), largest) for length in sorted(lengths, reverse=True)}
 
 
-def lost(before: Mapping[int, int], vllm_config: Any) -> str:
+def describe_loss(before: Mapping[int, int], vllm_config: Any) -> str:
     """Return a warning if vLLM has turned full CUDA graphs off since they were `captured` as `before`, otherwise "".
 
     It does so for all steps, for example once it knows that the attention backend has graphs of single tokens only.
     """
-    if not before or captured(vllm_config):
+    if not before or captured_lengths(vllm_config):
         return ""
     mode = vllm_config.compilation_config.cudagraph_mode.name
     return (

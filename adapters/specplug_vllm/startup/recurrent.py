@@ -28,7 +28,7 @@ def is_recurrent(vllm_config: Any) -> bool:
     return bool(model.is_hybrid or model.is_attention_free)
 
 
-def kernels_roll_back(vllm_config: Any) -> bool:
+def can_roll_back(vllm_config: Any) -> bool:
     """Return whether the decode kernels keep the states after all tokens of a step; vLLM's CPU kernels do not."""
     return bool(vllm_config.device_config.device_type != "cpu")
 
@@ -41,7 +41,7 @@ def refuse_unsupported(vllm_config: Any) -> None:
     """
     if not is_recurrent(vllm_config):
         return
-    if not kernels_roll_back(vllm_config):
+    if not can_roll_back(vllm_config):
         _refuse(
             "vLLM's CPU kernels do not roll back rejected draft tokens",
             found=f"{_architecture(vllm_config)}, a model with recurrent state, on a CPU",

@@ -15,8 +15,8 @@ from specplug_vllm.config import (
     each_rank_drafts,
     engine_method,
     extended_method,
-    ranks_step_together,
-    required,
+    has_lockstep_ranks,
+    require_settings,
     runner_of,
 )
 
@@ -91,7 +91,7 @@ def refusals(vllm_config: Any) -> Iterator[Refusal]:
         flag = "enable_adaptive_verification"
         methods = f"one of {', '.join(EXTENDED)}"
         yield Refusal(extended not in EXTENDED, what, f"method {extended!r}", methods, otherwise)
-        yield Refusal(ranks_step_together(vllm_config), what, replicas, "1", otherwise)
+        yield Refusal(has_lockstep_ranks(vllm_config), what, replicas, "1", otherwise)
         yield Refusal(samples, what, sampling, "'greedy'", otherwise)
         yield Refusal(cuts, what, flag, "nothing", f"Leave it out of {SPECULATIVE}")
     yield Refusal(
@@ -127,7 +127,7 @@ def refuse_processors(vllm_config: Any) -> None:
     if runner_of(vllm_config) == "v2":
         return
     packages = installed_processors()
-    allowed = required(vllm_config).settings.dropped_logits_processors
+    allowed = require_settings(vllm_config).settings.dropped_logits_processors
     lost = [f"{name!r} of the package {packages[name]}" for name in sorted(packages) if name not in allowed]
     flag = [f"{each} of --logits-processors" for each in vllm_config.model_config.logits_processors or ()]
     if lost or flag:

@@ -136,7 +136,7 @@ class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
             ]
         )
 
-    def taken(self) -> tuple[int, tuple[StepCost, ...]]:
+    def take_counts(self) -> tuple[int, tuple[StepCost, ...]]:
         """Return `admitted` of the newest step and, with its first one, `profiled`; both are stated once.
 
         On several ranks the output of rank 0 takes them to the scheduler.

@@ -31,7 +31,7 @@ from specplug.types.request import EngineEvent, EngineEventKind
 from specplug.types.verdict import Outcome
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.caps import plugin_context
-from specplug_vllm.config import required
+from specplug_vllm.config import require_settings
 from specplug_vllm.requests import DraftRules, running_request, tokens_of
 
 Broadcast = Callable[[Tensor], Any]
@@ -55,7 +55,7 @@ def ranks() -> tuple[int, Broadcast | None]:
     return group.rank_in_group, partial((communicator if warm else group).broadcast, src=0) if several else None
 
 
-def kept_of(engine: EngineRows, kept: Tensor | list[int] | None) -> EngineRows:
+def keep_rows(engine: EngineRows, kept: Tensor | list[int] | None) -> EngineRows:
     """Return the engine's tensors with these rows alone in `idx_mapping` and the counts; all rows if `kept` is None."""
     if kept is None:
         return engine
@@ -88,7 +88,7 @@ class Drafting:
     changes_of_weights = 0
 
     def __init__(self, vllm_config: Any, device: torch.device, rank: int) -> None:
-        resolved = required(vllm_config)
+        resolved = require_settings(vllm_config)
         self.resolved = resolved
         self.rank = rank
         self.device = device
@@ -185,7 +185,7 @@ class Drafting:
         self.plan = plan if plan.draft_length == draft_length else replace(plan, draft_length=draft_length)
         self.grammars = metadata.grammars
         self.scheduled = scheduler_output.scheduled_spec_decode_tokens
-        self.is_idle = step_metadata.drafts_nothing(scheduler_output)
+        self.is_idle = step_metadata.is_idle(scheduler_output)
 
     @property
     def may_skip(self) -> bool:
@@ -203,7 +203,7 @@ class Drafting:
 
         Args:
             facts: these rows.
-            engine: the engine's tensors, see `kept_of`.
+            engine: the engine's tensors, see `keep_rows`.
             slots: [B], the rows' slots.
             temperature: [B] float32.
         """
@@ -220,7 +220,7 @@ class Drafting:
             emitted=emitted,
             after_stop=self.stops.after(batch.tokens, places, slots, lengths, emitted, rows),
         )
-        self.stage.observe(batch, step_metadata.annotated(self.grammars, outcome, facts.names, self.scheduled))
+        self.stage.observe(batch, step_metadata.add_grammars(self.grammars, outcome, facts.names, self.scheduled))
         return self._draft(batch, rows.caps)
 
     def _draft(self, batch: EngineBatch, caps: Tensor) -> Draft:

@@ -72,7 +72,7 @@ class ExtendedProposer(V1Proposer):
         if drafts:
             runner._draft_token_ids = drafts
         if drafts and runner._draft_probs is not None:
-            runner._draft_probs = widened(runner._draft_probs, drafts, self._engine_counts(len(drafts)))
+            runner._draft_probs = extend_probs(runner._draft_probs, drafts, self._engine_counts(len(drafts)))
 
     def _wanted(self) -> int:
         """Return how many tokens the drafter is to draft: the same on all ranks."""
@@ -108,7 +108,7 @@ def _sample_tokens(original: Callable[..., Any], runner: Any, *args: Any, **kwar
     return output
 
 
-def widened(probs: Tensor, drafts: list[list[int]], from_engine: list[int]) -> Tensor:
+def extend_probs(probs: Tensor, drafts: list[list[int]], from_engine: list[int]) -> Tensor:
     """Return the distributions of drafts: of the drafter's own tokens those they were drawn from, else one-hot ones.
 
     Args:

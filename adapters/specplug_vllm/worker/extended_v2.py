@@ -66,7 +66,7 @@ class ExtendedSpeculator(Speculator):
         if self._engine_logits is not None and not self._is_idle:
             temperature = args[8]
             from_engine = self._from_engine[: ids.shape[0]]
-            state_one_hot(self._engine_logits, input_batch.idx_mapping, ids, from_engine, temperature)
+            write_one_hot(self._engine_logits, input_batch.idx_mapping, ids, from_engine, temperature)
         return ids
 
     def _rows(self, slots: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> EngineRows:
@@ -79,7 +79,7 @@ class ExtendedSpeculator(Speculator):
         return outputs._replace(from_engine=self._from_engine[:rows])
 
 
-def state_one_hot(logits: Tensor, slots: Tensor, ids: Tensor, from_engine: Tensor, temperature: Tensor) -> None:
+def write_one_hot(logits: Tensor, slots: Tensor, ids: Tensor, from_engine: Tensor, temperature: Tensor) -> None:
     """Overwrite the logits of the tokens that vLLM's drafter did not draw: those drafts are certain.
 
     Args:

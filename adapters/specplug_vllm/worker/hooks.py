@@ -54,7 +54,7 @@ def sample_tokens(original: Method, runner: Any, *args: Any, **kwargs: Any) -> A
     output = original(runner, *args, **kwargs)
     drafts = getattr(_drafter(runner), "verified_report", None)
     manager: Any = getattr(runner, "adaptive_verification", None)
-    verified, profiled = manager.taken() if hasattr(manager, "taken") else (None, ())
+    verified, profiled = manager.take_counts() if hasattr(manager, "take_counts") else (None, ())
     if output is not None and (drafts is not None or verified is not None):
         report = step_metadata.WorkerReport(drafts or NO_DRAFTS, verified, profiled)
         step_metadata.attach(getattr(output, "model_runner_output", output), report)
@@ -68,7 +68,7 @@ def is_warmup(runner: Any, scheduler_output: Any) -> bool:
     return runner.vllm_config.scheduler_config.scheduler_cls in SCHEDULERS
 
 
-def drafting_of(runner: Any) -> Drafting | None:
+def find_drafting(runner: Any) -> Drafting | None:
     """Return the `Drafting` of a V1 or V2 runner, or None."""
     drafting = getattr(_drafter(runner), "drafting", None)
     return drafting if isinstance(drafting, Drafting) else None
@@ -96,7 +96,7 @@ def reserve_memory(drafting: Drafting) -> None:
 
 def _available_memory(original: Method, worker: Any) -> int:
     available: int = original(worker)
-    drafting = drafting_of(worker.model_runner)
+    drafting = find_drafting(worker.model_runner)
     if drafting is None or drafting.device.type != worker.model_runner.device.type:  # V1 drafts on the CPU
         return available
     if worker.cache_config.kv_cache_memory_bytes is None:
@@ -156,7 +156,7 @@ def _family(base: Any) -> Iterator[Any]:
 
 
 def _changes_weights(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
-    drafting = drafting_of(worker.model_runner)
+    drafting = find_drafting(worker.model_runner)
     change = original if drafting is None else _changing(original, drafting)
     return change(worker, *args, **kwargs)
 
@@ -173,7 +173,7 @@ _MEMORY = frozenset(("weights", "kv_cache"))  # memory that vLLM releases to sle
 
 def _sleeps(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
     """Proposers are notified first, while the device's memory is still intact."""
-    drafting = drafting_of(worker.model_runner)
+    drafting = find_drafting(worker.model_runner)
     if drafting is not None:
         if not drafting.released:  # hooks of base classes run within those of their subclasses
             drafting.on_engine_event("sleep")
@@ -184,7 +184,7 @@ def _sleeps(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
 def _wakes(original: Method, worker: Any, tags: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Memory may come back in parts: proposers are notified once all of it is back."""
     result = original(worker, tags, *args, **kwargs)
-    drafting = drafting_of(worker.model_runner)
+    drafting = find_drafting(worker.model_runner)
     if drafting is not None and drafting.released:
         drafting.released -= frozenset(tags or _MEMORY)
         if not drafting.released:
@@ -194,7 +194,7 @@ def _wakes(original: Method, worker: Any, tags: Any = None, *args: Any, **kwargs
 
 def _shuts_down(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
     """Drafting closes first and flushes its trace."""
-    drafting = drafting_of(getattr(worker, "model_runner", None))
+    drafting = find_drafting(getattr(worker, "model_runner", None))
     if drafting is not None:
         drafting.close()
     return original(worker, *args, **kwargs)

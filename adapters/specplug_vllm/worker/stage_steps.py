@@ -12,7 +12,7 @@ from specplug.runtime.draft_report import NO_DRAFTS
 from specplug.runtime.slots import RowFacts
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
-from specplug_vllm.worker.drafting import Drafting, kept_of
+from specplug_vllm.worker.drafting import Drafting, keep_rows
 
 
 def device_steps(drafting: Drafting, like: tuple[EngineRows, DraftOutputs, Tensor]) -> DeviceSteps | None:
@@ -62,14 +62,14 @@ class StageSteps:
                 tensor.zero_()
         if not facts.names:
             return NO_ROWS
-        kept = self.kept(facts)
-        engine = kept_of(engine, kept)
+        kept = self.kept_rows(facts)
+        engine = keep_rows(engine, kept)
         slots = engine.idx_mapping
         draft = self._drafting.take(facts, engine, slots, temperature[slots])
         _write(draft, outputs, kept)
         return draft
 
-    def kept(self, facts: RowFacts) -> Tensor | None:
+    def kept_rows(self, facts: RowFacts) -> Tensor | None:
         """Return the indices of the rows that may draft, on the device; None if all may."""
         if self._kept is None or self._kept[0] is not facts:
             self._kept = facts, None if facts.kept is None else self._drafting.on_device(facts.kept)

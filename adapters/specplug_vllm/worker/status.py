@@ -17,7 +17,7 @@ from specplug.seams.seam import hook
 from specplug_vllm import seams
 from specplug_vllm.caps import engine_caps
 from specplug_vllm.config import engine_method, is_requested, lossy_method, runner_of
-from specplug_vllm.worker.hooks import drafting_of
+from specplug_vllm.worker.hooks import find_drafting
 
 
 def install_worker() -> None:
@@ -63,7 +63,7 @@ def worker_status(worker: Any) -> dict[str, Any]:
 
     Counts are read back from the device; on a GPU this waits for the queued steps.
     """
-    drafting = drafting_of(worker.model_runner)
+    drafting = find_drafting(worker.model_runner)
     status: dict[str, Any] = {"rank": worker.rank, "drafts": drafting is not None}
     if drafting is not None and drafting.rank == 0:  # the counts of others are the same
         settings = drafting.resolved.settings

@@ -23,7 +23,7 @@ from specplug.verify.draft_distribution import write_probs
 from specplug_vllm import seams
 from specplug_vllm.startup import engine_config, recurrent
 from specplug_vllm.worker import hooks, status, verifier, verifier_v1, workarounds
-from specplug_vllm.worker.drafting import Drafting, kept_of, ranks
+from specplug_vllm.worker.drafting import Drafting, keep_rows, ranks
 
 _CPU = torch.device("cpu")
 
@@ -164,7 +164,7 @@ class V1Proposer:
         assert self.drafting is not None
         slots = torch.tensor(facts.slots)
         temperature = torch.tensor([request.temperature for request in facts.requests])
-        draft = self.drafting.take(facts, kept_of(self._rows, facts.kept), slots, temperature)
+        draft = self.drafting.take(facts, keep_rows(self._rows, facts.kept), slots, temperature)
         if draft.draft_probs is not None:  # without one they are one-hot to the rejection sampler
             buffer = draft.draft_probs
             if self._draft_probs is not None:

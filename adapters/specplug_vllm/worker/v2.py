@@ -25,7 +25,7 @@ from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import cuts_on_device, each_rank_drafts, lossy_method
 from specplug_vllm.startup import graphs, recurrent
 from specplug_vllm.worker import hooks, status, verifier, verifier_v2, workarounds
-from specplug_vllm.worker.drafting import Drafting, kept_of, ranks
+from specplug_vllm.worker.drafting import Drafting, keep_rows, ranks
 from specplug_vllm.worker.stage_steps import StageSteps, device_steps, write_logits
 
 logger = logging.getLogger("specplug")
@@ -74,7 +74,7 @@ class Speculator(BaseSpeculator):
         if each and self.drafting is not None and self._broadcast is not None:
             self.rank_check = RankCheck(self.drafting.stage.proposers, rank, self._broadcast, device)
             self._broadcast = None
-        self._captured = graphs.captured(vllm_config) if rank == 0 else {}
+        self._captured = graphs.captured_lengths(vllm_config) if rank == 0 else {}
         self._outputs_of: dict[int, DraftOutputs] = {}
         self._facts: RowFacts | None = None
         self.draft_logits: Tensor | None = None
@@ -108,15 +108,15 @@ class Speculator(BaseSpeculator):
         self.verified_report = self._report
         self._report = None
         self.is_warmup = hooks.is_warmup(runner, scheduler_output)
-        self._is_idle = step_metadata.drafts_nothing(scheduler_output)
+        self._is_idle = step_metadata.is_idle(scheduler_output)
         if not is_first:
             return
-        if text := graphs.lost(self._captured, runner.vllm_config):
+        if text := graphs.describe_loss(self._captured, runner.vllm_config):
             logger.warning(text)
         if recurrent.is_recurrent(runner.vllm_config):
             recurrent.install_worker(runner)
         if runner.lora_config is not None:
-            workarounds.spread_adapters(runner.lora_state, lambda: self._step.scheduled_spec_decode_tokens)
+            workarounds.apply_adapters_by_row(runner.lora_state, lambda: self._step.scheduled_spec_decode_tokens)
         if not lossy_method(runner.vllm_config):
             verifier_v2.install(runner, self.verifier, self.drafting)
         if self.drafting is not None:
@@ -198,8 +198,8 @@ class Speculator(BaseSpeculator):
             draft = self.steps.take(facts, *of_rows, self.drafting.plan, reports_expected=reports)
             self._report = self.steps.report
             if self.draft_logits is not None and facts.names:
-                kept = self.stage_steps.kept(facts)
-                slots = kept_of(rows, kept).idx_mapping.long()
+                kept = self.stage_steps.kept_rows(facts)
+                slots = keep_rows(rows, kept).idx_mapping.long()
                 ids = outputs.ids if kept is None else outputs.ids[kept]
                 write_logits(self.draft_logits, slots, draft, temperature[slots], ids)
         if self._broadcast is not None and not self._is_idle:  # other ranks skip all such steps

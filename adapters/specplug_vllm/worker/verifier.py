@@ -27,7 +27,7 @@ from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Verification
 from specplug.verify.random import uniforms
 from specplug_vllm.caps import plugin_context
-from specplug_vllm.config import resolved
+from specplug_vllm.config import resolve_settings
 
 MAX_DISTRIBUTION_BYTES = 1 << 28
 """Maximum bytes that the float64 distributions of rows verified in one call may take."""
@@ -92,7 +92,7 @@ def build(vllm_config: Any, device: torch.device) -> ServerVerifier | None:
         EngineError: the verifier does not support this server.
         PluginError: the verifier fails to start.
     """
-    server = resolved(vllm_config)
+    server = resolve_settings(vllm_config)
     if server is None or not server.was_set("verifier"):
         return None
     spec = default_registry().get(VerifierSpec, server.settings.verifier)
@@ -127,7 +127,7 @@ def refuse_unsupported(vllm_config: Any, spec: VerifierSpec) -> None:
 
 
 def replace_in(module: Any) -> None:
-    """Hook a module's `rejection_sample`.  The engine's own runs outside `decided_by` methods."""
+    """Hook a module's `rejection_sample`.  The engine's own runs outside `wrap_method` methods."""
     hook(module, "rejection_sample", _rejection_sample)
 
 
@@ -136,7 +136,7 @@ def _rejection_sample(original: Decide, *args: Any, **kwargs: Any) -> Any:
     return original(*args, **kwargs) if decide is None else decide(original, *args, **kwargs)
 
 
-def decided_by(decide: Decide, method: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_method(decide: Decide, method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a method of a rejection sampler so that `decide` replaces `rejection_sample` while it runs."""
 
     @functools.wraps(method)

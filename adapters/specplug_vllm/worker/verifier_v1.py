@@ -16,7 +16,7 @@ from specplug.types.request import RequestOptions
 from specplug.types.verification import SamplingBatch, TargetLogits
 from specplug_vllm import seams
 from specplug_vllm.worker.drafting import Drafting
-from specplug_vllm.worker.verifier import ServerVerifier, chain, decided_by, replace_in
+from specplug_vllm.worker.verifier import ServerVerifier, chain, replace_in, wrap_method
 
 
 def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) -> None:
@@ -26,7 +26,7 @@ def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) ->
     seams.require("verifier v1")
     replace_in(module)
     sampler = runner.rejection_sampler
-    sampler.forward = decided_by(V1Decision(runner, verifier, drafting), sampler.forward)
+    sampler.forward = wrap_method(V1Decision(runner, verifier, drafting), sampler.forward)
 
 
 class V1Decision:

@@ -18,7 +18,7 @@ from specplug.types.caps import Distribution
 from specplug.types.verification import SamplingBatch, TargetLogits
 from specplug_vllm import seams
 from specplug_vllm.worker.drafting import Drafting
-from specplug_vllm.worker.verifier import Decide, ServerVerifier, chain, decided_by, replace_in
+from specplug_vllm.worker.verifier import Decide, ServerVerifier, chain, replace_in, wrap_method
 
 
 def install(runner: Any, verifier: ServerVerifier | None, drafting: Drafting | None) -> None:
@@ -45,7 +45,7 @@ def install(runner: Any, verifier: ServerVerifier | None, drafting: Drafting | N
     replace_in(module)
     decision = SeededDecision(sampler.sampler, None if verifier is None else V2Decision(verifier, drafting))
     engines_own = sampler._verify
-    decided = decided_by(decision, engines_own)
+    decided = wrap_method(decision, engines_own)
 
     def verify(*args: Any, **kwargs: Any) -> Any:
         decides = decision.begin(slots=args[6])  # idx_mapping_np
@@ -77,7 +77,7 @@ class SeededDecision:
         self._rows = self._states.seeds_set[slots] & (temperature > 0)
         if self._others is None:
             return bool(self._rows.any())
-        self._rows &= ~self._others.opted_in(slots)
+        self._rows &= ~self._others.opted_rows(slots)
         self._others.all_greedy = not temperature.any()
         return True
 
@@ -126,10 +126,10 @@ class SeededDecision:
             is_drafting=False,
             use_fp64=self._use_fp64,
         )
-        return kept(drawn, draft_sampled, cu_num_logits, num_speculative_steps)
+        return keep_drawn(drawn, draft_sampled, cu_num_logits, num_speculative_steps)
 
 
-def kept(drawn: Tensor, draft_sampled: Tensor, cu_num_logits: Tensor, draft_length: int) -> tuple[Tensor, Tensor]:
+def keep_drawn(drawn: Tensor, draft_sampled: Tensor, cu_num_logits: Tensor, draft_length: int) -> tuple[Tensor, Tensor]:
     """Keep each row's drawn tokens up to the first that its draft does not have.  Reads nothing back.
 
     Args:
@@ -210,7 +210,7 @@ class V2Decision:
             chosen, verification.num_emitted, num_engine_sampled
         )
 
-    def opted_in(self, slots: Any) -> Any:
+    def opted_rows(self, slots: Any) -> Any:
         """Return [B] bool (numpy), true where the request in a slot has enabled a lossy verifier."""
         chosen = np.zeros(len(slots), bool)
         if not self._verifier.lossless and self._is_requested():

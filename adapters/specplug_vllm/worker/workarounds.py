@@ -97,7 +97,7 @@ def _expand_batch_to_tokens(
     return torch.where(x == replace_from, replace_to, x).to(x.dtype)[rows]
 
 
-def spread_adapters(lora_state: Any, verified: Callable[[], Mapping[str, Sequence[int]]]) -> None:
+def apply_adapters_by_row(lora_state: Any, verified: Callable[[], Mapping[str, Sequence[int]]]) -> None:
     """Patch V2 to name a LoRA adapter for every row of logits.
 
     vLLM names one per request, which is correct while each request has one row.  With drafts to verify there are more

@@ -195,7 +195,7 @@ def test_a_step_without_drafts_is_not_stated_to_verify_those_of_the_step_before(
 
     manager = object.__new__(BudgetManager)
     manager.admitted = 3
-    assert [manager.taken() for _ in range(2)] == [(3, ()), (0, ())]
+    assert [manager.take_counts() for _ in range(2)] == [(3, ()), (0, ())]
 
 
 @pytest.mark.parametrize("mode", ["NONE", "FULL_AND_PIECEWISE"])

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specplug_vllm.scheduler.row_lengths import placeholders_that_fit
+from specplug_vllm.scheduler.row_lengths import fit_placeholders
 from tests.engines.plain import prompts
 from tests.engines.vllm import graphs, steps, watching
 from tests.engines.vllm.referee import RUNNERS
@@ -131,7 +131,7 @@ def test_padding_fits_a_prompts_chunk_and_a_steps_budget(chunk, batched, schedul
     limits = SimpleNamespace(
         long_prefill_token_threshold=chunk, max_num_batched_tokens=batched, max_num_scheduled_tokens=scheduled
     )
-    assert placeholders_that_fit(limits, reserved) == expected
+    assert fit_placeholders(limits, reserved) == expected
 
 
 def cached_but_for_one_token(llm, gamma):

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
-from specplug_vllm.worker.extended_v1 import ExtendedProposer, widened
-from specplug_vllm.worker.extended_v2 import state_one_hot
+from specplug_vllm.worker.extended_v1 import ExtendedProposer, extend_probs
+from specplug_vllm.worker.extended_v2 import write_one_hot
 from specplug_vllm.worker.stage_steps import UNLIKELY
 from specplug_vllm.worker.stage_steps import write_logits as write
 
@@ -78,7 +78,7 @@ def test_after_vllms_drafter_its_own_tokens_keep_their_logits(seed):
         for place in range(int(from_engine[row]), LONGEST):
             expected[slot, place] = UNLIKELY * max(1.0, float(temperature[slot]))
             expected[slot, place, ids[row, place]] = 0.0
-    state_one_hot(logits, slots, ids, from_engine, temperature)
+    write_one_hot(logits, slots, ids, from_engine, temperature)
     torch.testing.assert_close(logits, expected, rtol=0, atol=0)
 
 
@@ -90,7 +90,7 @@ def test_after_vllms_drafter_its_own_tokens_keep_their_probabilities(seed):
     lengths[seed % 4] = LONGEST
     drafts = [torch.randint(0, VOCAB, (count,)).tolist() for count in lengths]
     from_engine = [min(own, count) if torch.rand(()) < 0.7 else 0 for count in lengths]
-    found = widened(probs, drafts, from_engine)
+    found = extend_probs(probs, drafts, from_engine)
     assert found.shape == (4, LONGEST, VOCAB)
     for row, ids in enumerate(drafts):
         for place, token in enumerate(ids):

@@ -11,7 +11,7 @@ import pytest
 
 from specplug.errors import EngineError, SettingsError
 from specplug.settings import Settings
-from specplug_vllm.config import engine_method, engine_tokens, extended_method, resolved
+from specplug_vllm.config import engine_method, engine_tokens, extended_method, resolve_settings
 from specplug_vllm.startup.engine_config import _schedule_synchronously as schedule_synchronously
 from specplug_vllm.startup.refusals import refuse_unsupported
 from tests.engines.launch import TINY
@@ -104,8 +104,8 @@ def hybrid(method: str = "eagle", lookup: str = "ngram", model_tokens: int = 3, 
 
 
 def test_without_a_section_of_settings_vllms_drafter_is_left_alone():
-    assert resolved(config()) is None
-    found = resolved(config(section={}))
+    assert resolve_settings(config()) is None
+    found = resolve_settings(config(section={}))
     assert found is not None
     assert found.settings.drafts_in_engine
 
@@ -136,7 +136,7 @@ def test_without_a_section_of_settings_vllms_drafter_is_left_alone():
 )
 def test_what_vllms_drafter_would_not_follow_is_refused(given, message):
     def checked() -> None:
-        resolved(given)
+        resolve_settings(given)
         refuse_unsupported(given)
 
     with pytest.raises((EngineError, SettingsError), match=message):
@@ -144,7 +144,7 @@ def test_what_vllms_drafter_would_not_follow_is_refused(given, message):
 
 
 def test_lookup_after_vllms_drafter_has_that_ones_name_and_settings():
-    found = resolved(hybrid(lookup="retrieval", model_tokens=2))
+    found = resolve_settings(hybrid(lookup="retrieval", model_tokens=2))
     assert found is not None
     assert (found.settings.proposer, engine_tokens(hybrid(model_tokens=2))) == ("retrieval", 2)
     assert (extended_method(hybrid()), engine_method(hybrid())) == ("eagle", None)

@@ -105,7 +105,7 @@ def plant(llm: Any, mistake: str | None) -> None:
     from specplug_vllm.worker import extended_v1, extended_v2
 
     module, name = (
-        (extended_v2, "state_one_hot") if hasattr(watching.runner(llm), "speculator") else (extended_v1, "widened")
+        (extended_v2, "write_one_hot") if hasattr(watching.runner(llm), "speculator") else (extended_v1, "extend_probs")
     )
     right = vars(module).setdefault("right", getattr(module, name))
 
@@ -123,5 +123,5 @@ def plant(llm: Any, mistake: str | None) -> None:
         else:
             logits[slots, MODEL_TOKENS:] = 0.0
 
-    wrong = {"state_one_hot": of_v2, "widened": of_v1}
+    wrong = {"write_one_hot": of_v2, "extend_probs": of_v1}
     setattr(module, name, right if mistake is None else wrong[name])

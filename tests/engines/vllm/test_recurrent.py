@@ -106,10 +106,13 @@ class TestWithoutAttention(TestRecurrent):
 def timed_contexts(llm: Any) -> list[int]:
     """Time steps of an engine as at its start; return each request's tokens of context."""
     from specplug_vllm.scheduler import timing
-    from specplug_vllm.scheduler.timed import timed
+    from specplug_vllm.scheduler.timed import measure_steps
 
     core = inside.core(llm)
-    return [cost.context_tokens // cost.requests for cost in timed(core, timing._limits(core.vllm_config), 2.0).costs]
+    return [
+        cost.context_tokens // cost.requests
+        for cost in measure_steps(core, timing._limits(core.vllm_config), 2.0).costs
+    ]
 
 
 # -- mistakes, in the engine's process ---------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ def test_limits_of_a_small_engine_are_kept(launched):
 def retimed(llm: Any) -> dict[str, int]:
     """Time an engine's steps once more; return how many steps ran, and the most requests of those that were timed."""
     from specplug_vllm.scheduler import timing
-    from specplug_vllm.scheduler.timed import timed
+    from specplug_vllm.scheduler.timed import measure_steps
 
     core, count = inside.core(llm), 0
     step = core.step_fn
@@ -181,7 +181,7 @@ def retimed(llm: Any) -> dict[str, int]:
 
     core.step_fn = counted
     try:
-        found = timed(core, timing._limits(core.vllm_config), 20.0)
+        found = measure_steps(core, timing._limits(core.vllm_config), 20.0)
     finally:
         core.step_fn = step
     return {"steps": count, "requests": max(cost.requests for cost in found.costs), "sizes": len(found.costs)}
@@ -200,7 +200,7 @@ def failed(llm: Any, steps: int) -> dict[str, Any]:
     Afterwards the workers run again.
     """
     from specplug_vllm.scheduler import timing
-    from specplug_vllm.scheduler.timed import timed
+    from specplug_vllm.scheduler.timed import measure_steps
 
     core = inside.core(llm)
     scheduler, executor = core.scheduler, core.model_executor
@@ -217,7 +217,7 @@ def failed(llm: Any, steps: int) -> dict[str, Any]:
 
     executor.execute_model = failing
     try:
-        timed(core, timing._limits(core.vllm_config), 20.0)
+        measure_steps(core, timing._limits(core.vllm_config), 20.0)
     except RuntimeError as error:
         return {"error": str(error), "queued": len(core.batch_queue or ()), "restored": core.scheduler is scheduler}
     finally:

@@ -95,7 +95,7 @@ def test_messages_are_merged_in_order_and_arguments_join_their_call():
         DeltaMessage(tool_calls=[call(0, "}"), call(1, None, "weather", "y")]),
         DeltaMessage(tool_calls=[call(1, "{}")]),
     ]
-    found = tool_streams.merged(messages)
+    found = tool_streams.merge(messages)
     assert (found.reasoning, found.content) == ("ab", "c")
     assert found.tool_calls == [call(0, "{}", "read", "x"), call(1, "{}", "weather", "y")]
-    assert tool_streams.merged([None, None]) is None
+    assert tool_streams.merge([None, None]) is None

@@ -115,7 +115,7 @@ def test_every_row_of_logits_gets_its_requests_adapter(by_row):
             return (1, 1, 1, 0, 2, 2) if by_row else named, tuple(counts), "mapping"
 
     state = State()
-    workarounds.spread_adapters(state, lambda: drafts)
+    workarounds.apply_adapters_by_row(state, lambda: drafts)
     assert state.make_lora_inputs(["a", "b", "c"], [3, 1, 2]) == ((1, 1, 1, 0, 2, 2), (3, 1, 2), "mapping")
 
 
