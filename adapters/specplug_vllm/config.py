@@ -1,4 +1,4 @@
-"""Who drafts on a vLLM server, by which settings, and on which runner and ranks, derived from its `VllmConfig`.
+"""Who drafts on a vLLM server, by which settings, and the engine's capabilities, derived from its `VllmConfig`.
 
 Every process derives them from `VllmConfig` alone, so all processes agree.
 
@@ -15,9 +15,11 @@ import os
 from typing import Any, Literal
 
 from specplug.errors import EngineError, SettingsError
+from specplug.interfaces import PluginContext
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER, HYBRID
 from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, after_engine, load_settings
+from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Ragged
 from specplug_vllm import seams
 
 METHOD = "custom_class"
@@ -29,45 +31,36 @@ _LOSSLESS_METHODS = ("standard", "block")
 
 Runner = Literal["v1", "v2"]
 
+Use = Literal["", "proposers", "engine", "hybrid"]
+"""Who drafts where specplug is enabled: its proposers; vLLM's own drafter, whose drafts it plans; or first that drafter
+and then specplug's lookup, which continues its drafts.  "" if it is not enabled."""
 
-def is_requested(vllm_config: Any) -> bool:
-    """Return whether this server enables specplug, to draft or to plan the drafts of vLLM's own drafter."""
-    return has_proposers(vllm_config) or engine_method(vllm_config) is not None
+
+def use_of(vllm_config: Any) -> Use:
+    """Return how a server uses specplug."""
+    spec = getattr(vllm_config, "speculative_config", None)
+    if spec is None:
+        return ""
+    if spec.method == METHOD and spec.model == PROPOSER:
+        return "proposers"
+    if not _has_section(vllm_config):
+        return ""
+    return "hybrid" if section_of(vllm_config.additional_config).get("proposer") == HYBRID else "engine"
 
 
 def has_proposers(vllm_config: Any) -> bool:
     """Return whether specplug's proposers draft on this server, alone or after vLLM's own drafter."""
-    return _replaces(vllm_config) or extended_method(vllm_config) is not None
+    return use_of(vllm_config) in ("proposers", "hybrid")
 
 
-def engine_method(vllm_config: Any) -> str | None:
-    """Return the method of vLLM's own drafter if specplug does nothing but plan its drafts, otherwise None."""
-    return None if extended_method(vllm_config) else _method(vllm_config)
-
-
-def extended_method(vllm_config: Any) -> str | None:
-    """Return the method of vLLM's own drafter if specplug's lookup continues its drafts, otherwise None."""
-    method = _method(vllm_config)
-    return method if method and section_of(vllm_config.additional_config).get("proposer") == HYBRID else None
-
-
-def _replaces(vllm_config: Any) -> bool:
-    """Return whether specplug drafts in place of a drafter of vLLM's."""
-    spec = getattr(vllm_config, "speculative_config", None)
-    return spec is not None and spec.method == METHOD and spec.model == PROPOSER
+def drafter_of(vllm_config: Any) -> str:
+    """Return the method of vLLM's own drafter if specplug plans or continues its drafts, otherwise ""."""
+    return str(vllm_config.speculative_config.method) if use_of(vllm_config) in ("engine", "hybrid") else ""
 
 
 def _has_section(vllm_config: Any) -> bool:
     settings = getattr(vllm_config, "additional_config", None)
     return isinstance(settings, dict) and SECTION in settings
-
-
-def _method(vllm_config: Any) -> str | None:
-    """Return the method of vLLM's own drafter if there is one, with a section of settings."""
-    spec = getattr(vllm_config, "speculative_config", None)
-    if spec is None or _replaces(vllm_config) or not _has_section(vllm_config):
-        return None
-    return str(spec.method)
 
 
 def lossy_method(vllm_config: Any) -> str:
@@ -85,20 +78,20 @@ def resolve_settings(vllm_config: Any) -> ResolvedSettings | None:
     Raises:
         SettingsError: the settings are invalid, or their ``num_speculative_tokens`` differs from vLLM's.
     """
-    return _loaded(vllm_config)[0] if is_requested(vllm_config) else None
+    return _loaded(vllm_config)[0] if use_of(vllm_config) else None
 
 
 def engine_tokens(vllm_config: Any) -> int:
     """Return how many tokens vLLM's own drafter drafts before specplug's lookup does; 0 if it does not."""
-    return _loaded(vllm_config)[1] if extended_method(vllm_config) else 0
+    return _loaded(vllm_config)[1] if use_of(vllm_config) == "hybrid" else 0
 
 
 def _loaded(vllm_config: Any) -> tuple[ResolvedSettings, int]:
     """Return the settings of a server that enables specplug, and `engine_tokens`."""
     draft_length = vllm_config.speculative_config.num_speculative_tokens
     section = json.dumps(section_of(vllm_config.additional_config), sort_keys=True)
-    implied = _replaces(vllm_config) and _has_section(vllm_config)
-    return _load(section, draft_length, implied, _method(vllm_config), os.environ.get(CONFIG_VARIABLE, ""))
+    implied = use_of(vllm_config) == "proposers" and _has_section(vllm_config)
+    return _load(section, draft_length, implied, drafter_of(vllm_config), os.environ.get(CONFIG_VARIABLE, ""))
 
 
 def require_settings(vllm_config: Any) -> ResolvedSettings:
@@ -146,6 +139,55 @@ def may_skip_drafts(vllm_config: Any) -> bool:
     return has_proposers(vllm_config) or seams.ranks_agree_to_skip_drafts()
 
 
+def engine_caps(vllm_config: Any) -> EngineCaps:
+    """Return the engine's capabilities under this configuration."""
+    spec = vllm_config.speculative_config
+    parallel = vllm_config.parallel_config
+    v2 = runner_of(vllm_config) == "v2"
+    cuts = cuts_on_device(vllm_config)
+    if use_of(vllm_config) == "engine":  # nothing trims its drafts: rows are as long as the plan and its caps
+        ragged = Ragged.PADDED if v2 else Ragged.COSTS_FULL_GRAPH
+    else:
+        ragged = Ragged.PADDED if v2 and not cuts else Ragged.NATIVE
+    several_ranks = parallel.tensor_parallel_size > 1  # full distributions are not sent from rank to rank
+    distribution = Distribution.LOGITS if v2 else Distribution.PROBS
+    return EngineCaps(
+        max_draft_length=spec.num_speculative_tokens,
+        captured_draft_lengths=_ladder(vllm_config) if v2 and not cuts else (),
+        ragged=ragged,
+        draft_length_change=_draft_length_change(vllm_config, v2),
+        # Confidences, and so the drafted tokens, decide which tokens are cut: only one-hot drafts stay lossless.
+        draft_input=Distribution.ONE_HOT if several_ranks or cuts else distribution,
+        tensor_parallel_size=parallel.tensor_parallel_size,
+        verifies_budget=cuts,
+        engine_tokens=engine_tokens(vllm_config),
+    )
+
+
+def target_fields(vllm_config: Any) -> dict[str, Any]:
+    """Return what a `PluginContext` holds of the target model; no tokenizer if the server runs without one."""
+    model = vllm_config.model_config
+    tokenizer = None
+    if not model.skip_tokenizer_init:
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        tokenizer = cached_tokenizer_from_config(model)
+    return {"target_path": model.model, "target_config": model.hf_config, "target_tokenizer": tokenizer}
+
+
+def plugin_context(vllm_config: Any, seed: int, **place: Any) -> PluginContext:
+    """Return the context that plug-ins are built with; `place` is the device and the rank, where they matter."""
+    return PluginContext(
+        caps=engine_caps(vllm_config),
+        vocab_size=vllm_config.model_config.get_vocab_size(),
+        max_slots=vllm_config.scheduler_config.max_num_seqs,
+        max_length=vllm_config.model_config.max_model_len,
+        seed=seed,
+        **target_fields(vllm_config),
+        **place,
+    )
+
+
 def section_of(additional_config: Any) -> dict[str, Any]:
     """Return specplug's section of ``--additional-config``; empty if there is none.
 
@@ -162,7 +204,7 @@ def section_of(additional_config: Any) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=16)
 def _load(
-    section: str, draft_length: int, implied: bool, method: str | None, _environment: str
+    section: str, draft_length: int, implied: bool, method: str, _environment: str
 ) -> tuple[ResolvedSettings, int]:
     """Return the settings, and the tokens of vLLM's own drafter if a lookup continues them.
 
@@ -170,8 +212,8 @@ def _load(
     """
     flags = json.loads(section)
     key = "num_speculative_tokens"
-    own = {"proposer": SPECULATIVE} if method is not None and "proposer" not in flags else {}
-    if method is not None and flags.setdefault("proposer", ENGINE_DRAFTER) not in (ENGINE_DRAFTER, HYBRID):
+    own = {"proposer": SPECULATIVE} if method and "proposer" not in flags else {}
+    if method and flags.setdefault("proposer", ENGINE_DRAFTER) not in (ENGINE_DRAFTER, HYBRID):
         raise SettingsError.build(
             "vLLM's own drafter drafts on this server",
             who=f"{FLAG} {SECTION!r}",
@@ -179,7 +221,7 @@ def _load(
             expected=f"no proposer, {ENGINE_DRAFTER!r}, or {HYBRID!r}, whose lookup continues its drafts",
             remedy=f"For specplug's proposers leave the method out of {SPECULATIVE}",
         )
-    if method is not None and flags["proposer"] == HYBRID:
+    if method and flags["proposer"] == HYBRID:
         flags = _with_engines_model(flags, method)
     if flags.get(key, draft_length) != draft_length:
         raise SettingsError.build(
@@ -191,13 +233,13 @@ def _load(
         )
     registry = default_registry()
     load = functools.partial(
-        load_settings, flags_origin=f"{FLAG} {SECTION!r}", registry=registry, engine_drafts=method is not None
+        load_settings, flags_origin=f"{FLAG} {SECTION!r}", registry=registry, engine_drafts=bool(method)
     )
     if key not in flags and not (implied and load(flags).settings.num_speculative_tokens == draft_length):
         own[key] = SPECULATIVE
         flags[key] = draft_length
     settings = load(flags, origins_of=own)
-    extends = method is not None and settings.settings.extends_engine
+    extends = method and settings.settings.extends_engine
     return after_engine(settings, registry) if extends else (settings, 0)
 
 
@@ -221,3 +263,27 @@ def _with_engines_model(flags: dict[str, Any], method: str) -> dict[str, Any]:
             remedy=f"For specplug's own draft models leave the method out of {SPECULATIVE}",
         )
     return {**flags, "options": {**options, HYBRID: {**of_hybrid, "model": model}}}
+
+
+def _ladder(vllm_config: Any) -> tuple[int, ...]:
+    """Return the draft lengths that have CUDA graphs, as named by the launch; () allows any draft length.
+
+    Ranks that step together have one length, and 0 if they may do without drafts.
+
+    vLLM captures a draft length for the batch sizes listed with it, so one listed only for batches larger than
+    ``max_num_seqs`` has no graphs.
+    """
+    spec = vllm_config.speculative_config
+    largest = vllm_config.scheduler_config.max_num_seqs
+    if has_lockstep_ranks(vllm_config):
+        return (0, spec.num_speculative_tokens) if may_skip_drafts(vllm_config) else ()
+    schedule = getattr(spec, "num_speculative_tokens_per_batch_size", None) or ()
+    return tuple(sorted({min(int(w), spec.num_speculative_tokens) for first, _, w in schedule if first <= largest}))
+
+
+def _draft_length_change(vllm_config: Any, v2: bool) -> DraftLengthChange:
+    if has_lockstep_ranks(vllm_config):
+        return DraftLengthChange.FIXED  # other lengths take all ranks off their graphs, or deadlock a drafter of vLLM's
+    if not v2 or cuts_on_device(vllm_config) or not _ladder(vllm_config):
+        return DraftLengthChange.FREE
+    return DraftLengthChange.CAPTURED

@@ -14,7 +14,7 @@ from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
 from specplug.seams.support import InstalledEngine
 from specplug.settings.model import Settings
-from specplug_vllm.config import is_requested
+from specplug_vllm.config import use_of
 from specplug_vllm.seams import VERSIONS
 from specplug_vllm.startup import advice, refusals
 from specplug_vllm.startup.engine_config import require_installed
@@ -88,7 +88,7 @@ def resolved_launch(arguments: list[str]) -> Launch | None:
     command.validate(args)
     args.model = vars(args).get("model_tag") or args.model
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-    if not is_requested(config):
+    if not use_of(config):
         return None
     require_installed()
     return advice.launch_of(config)

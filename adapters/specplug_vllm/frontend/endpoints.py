@@ -23,7 +23,7 @@ from specplug.requests.clients import Clients
 from specplug.seams.seam import hook
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_vllm import seams
-from specplug_vllm.config import is_requested, require_settings
+from specplug_vllm.config import require_settings, use_of
 from specplug_vllm.worker import status
 
 _GROUP = "vllm.endpoint_plugins"
@@ -81,7 +81,7 @@ class SpecplugEndpoints:
             return
         import vllm.envs as envs
 
-        is_ours = engine_client is not None and is_requested(engine_client.vllm_config)
+        is_ours = engine_client is not None and use_of(engine_client.vllm_config)
         state.specplug = _server(engine_client) if is_ours else None
         keys = [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]
         state.specplug_access = routes.Access(Operators(), keys)

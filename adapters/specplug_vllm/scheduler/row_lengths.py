@@ -7,7 +7,7 @@ from typing import Any
 
 from specplug.types.caps import DraftLengthChange, EngineCaps
 from specplug.types.plan import StepPlan
-from specplug_vllm.config import engine_method, runner_of
+from specplug_vllm.config import drafter_of, runner_of, use_of
 from specplug_vllm.requests import DraftRules
 from specplug_vllm.startup import recurrent
 
@@ -34,8 +34,8 @@ class RowLengths:
     def __init__(self, vllm_config: Any, caps: EngineCaps, rules: DraftRules) -> None:
         self._caps = caps
         self._rules = rules
-        self._drafter = engine_method(vllm_config)
-        self._takes_length = self._drafter is None or rules.runner == "v2" or self._drafter in TAKE_A_LENGTH
+        self._is_engines = use_of(vllm_config) == "engine"
+        self._takes_length = not self._is_engines or rules.runner == "v2" or drafter_of(vllm_config) in TAKE_A_LENGTH
         self._may_narrow = caps.draft_length_change is not DraftLengthChange.FIXED
         self.pads = caps.draft_length_change is DraftLengthChange.CAPTURED
         self._plan: StepPlan | None = None
@@ -72,7 +72,7 @@ class RowLengths:
         The drafts of vLLM's own drafter are always cut here, as no worker of specplug's could.
         """
         is_capped = bool(plan.caps) and not self.pads
-        cuts = self._drafter is not None or is_capped or not self._may_narrow
+        cuts = self._is_engines or is_capped or not self._may_narrow
         if not cuts and self._rules.runner == "v2":
             return
         for request in running:

@@ -23,8 +23,14 @@ from specplug.runtime.step_planner import UNREPORTED, Bounds, DraftResult, Launc
 from specplug.types.plan import StepCost, StepPlan
 from specplug.types.request import EngineEventKind
 from specplug_vllm import seams, step_metadata
-from specplug_vllm.caps import plugin_context
-from specplug_vllm.config import engine_method, has_lockstep_ranks, may_skip_drafts, require_settings
+from specplug_vllm.config import (
+    drafter_of,
+    has_lockstep_ranks,
+    may_skip_drafts,
+    plugin_context,
+    require_settings,
+    use_of,
+)
 from specplug_vllm.requests import DraftRules, fields_of
 from specplug_vllm.scheduler import timing
 from specplug_vllm.scheduler.endings import Endings
@@ -81,14 +87,15 @@ class PlanningMixin:
         self._began = 0.0
         self._launched: deque[Launched] = deque()
         self._results: list[DraftResult] = []
-        method = engine_method(config)
-        if method is not None:
+        is_engines = use_of(config) == "engine"
+        if is_engines:
             seams.require("engine drafts")
-        self.counts = None if method is None else OutcomeCounts(method, self.step_planner.caps.max_draft_length)
-        self._asks_ranks = method is not None and has_lockstep_ranks(config) and may_skip_drafts(config)
+        longest_draft = self.step_planner.caps.max_draft_length
+        self.counts = OutcomeCounts(drafter_of(config), longest_draft) if is_engines else None
+        self._asks_ranks = is_engines and has_lockstep_ranks(config) and may_skip_drafts(config)
         self._endings = Endings(config.model_config)
         self._events: list[EngineEventKind] = []
-        completes = method is None and rules.runner == "v1"
+        completes = not is_engines and rules.runner == "v1"
         self._grammars = Grammars(config, self.step_planner) if completes else None
         self._plain = StepMetadata()  # the newest metadata of a step with nothing but a plan
 

@@ -25,8 +25,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from specplug.cost.measuring import Measurement, StepLimits, StepSize, measure, step_sizes
 from specplug.types.plan import StepCost
-from specplug_vllm.caps import engine_caps
-from specplug_vllm.config import engine_method, runner_of
+from specplug_vllm.config import drafter_of, engine_caps, runner_of, use_of
 from specplug_vllm.scheduler.row_lengths import TAKE_A_LENGTH
 from specplug_vllm.startup import recurrent
 
@@ -137,7 +136,7 @@ class _Steps:
         vocab = config.model_config.get_vocab_size()
         self._ids = vocab // 8, vocab // 2  # special tokens come first or last
         runner = runner_of(config)
-        drafter = engine_method(config)
+        drafter = drafter_of(config) if use_of(config) == "engine" else None
         longest = engine_caps(config).max_draft_length
         has_own = drafter is not None and drafter not in MAY_DRAFT_NOTHING
         if runner == "v1" and not config.scheduler_config.async_scheduling and not has_own:

@@ -16,14 +16,7 @@ from specplug.cost.measuring import StepLimits
 from specplug.cost.store import PROFILED, UNKNOWN, StartCosts, costs_at_start
 from specplug.seams.seam import hook
 from specplug_vllm import seams
-from specplug_vllm.caps import engine_caps
-from specplug_vllm.config import (
-    cuts_on_device,
-    extended_method,
-    has_lockstep_ranks,
-    require_settings,
-    runner_of,
-)
+from specplug_vllm.config import cuts_on_device, engine_caps, has_lockstep_ranks, require_settings, runner_of, use_of
 
 logger = logging.getLogger("specplug")
 
@@ -89,7 +82,7 @@ def _can_time(config: Any) -> bool:
         or cuts_on_device(config)
         or has_lockstep_ranks(config)
         or config.parallel_config.distributed_executor_backend == "external_launcher"
-        or extended_method(config) is not None
+        or use_of(config) == "hybrid"
         or config.model_config.is_encoder_decoder
     )
 

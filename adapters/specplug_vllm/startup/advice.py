@@ -14,13 +14,13 @@ from specplug.operator.startup import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
 from specplug_vllm.config import (
-    engine_method,
+    drafter_of,
     engine_tokens,
-    extended_method,
     has_lockstep_ranks,
     lossy_method,
     require_settings,
     runner_of,
+    use_of,
 )
 from specplug_vllm.startup import graphs, refusals
 
@@ -46,9 +46,9 @@ def launch_of(vllm_config: Any) -> Launch:
     spec = vllm_config.speculative_config
     scheduler = vllm_config.scheduler_config
     runner = runner_of(vllm_config)
-    method = engine_method(vllm_config)
+    use = use_of(vllm_config)
+    method = drafter_of(vllm_config)
     lossy = lossy_method(vllm_config)
-    extended = extended_method(vllm_config)
     scheduling = "async" if scheduler.async_scheduling else "synchronous"
     max_length = spec.num_speculative_tokens
     requests = scheduler.max_num_seqs
@@ -59,16 +59,16 @@ def launch_of(vllm_config: Any) -> Launch:
         ),
         token_budget(max_length, requests, scheduler.max_num_batched_tokens),
     ]
-    if method is not None:
+    if use == "engine":
         advice.append(CheckResult("ok", f"vLLM's own drafter drafts, by {method}; {ENGINE_DRAFTS}"))
-    if extended is not None:
-        first = f"vLLM's own drafter drafts {engine_tokens(vllm_config)} tokens, by {extended}"
+    if use == "hybrid":
+        first = f"vLLM's own drafter drafts {engine_tokens(vllm_config)} tokens, by {method}"
         advice.append(CheckResult("ok", f"{first}; {resolved.settings.proposer} continues them, or drafts instead"))
     if lossy:
         advice.append(lossy_acceptance(f"vLLM's {lossy}", _LOSSY))
     if captured := graphs.captured_lengths(vllm_config):
         advice.append(check_graphs(captured, requests))
-    if extended is not None or method is not None:
+    if method:
         ok.append(REFUSED_BY_VLLM)
     elif runner == "v1":
         ok.append(REFUSED_ON_V1)
@@ -81,8 +81,7 @@ def launch_of(vllm_config: Any) -> Launch:
         size = vllm_config.parallel_config.data_parallel_size
         ok.append(f"data parallelism of {size}: {FIXED_DRAFT_LENGTH}")
     advice += [CheckResult("ok", text) for text in ok]
-    drafter = () if method is None else (f"vLLM's {method}",)
-    drafter = drafter if extended is None else (f"after vLLM's {extended}",)
+    drafter = {"engine": (f"vLLM's {method}",), "hybrid": (f"after vLLM's {method}",)}.get(use, ())
     facts = (*drafter, runner.upper(), scheduling, *(("LOSSY",) if lossy else ()))
     line = start_line(resolved.settings, max_length, *facts, status=routes())
     return Launch(line, differing(resolved.settings), tuple(advice))

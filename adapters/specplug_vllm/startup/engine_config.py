@@ -32,12 +32,11 @@ from specplug_vllm.config import (
     METHOD,
     PROPOSER,
     SECTION,
-    extended_method,
     has_proposers,
-    is_requested,
     resolve_settings,
     runner_of,
     section_of,
+    use_of,
 )
 from specplug_vllm.startup import advice, graphs, recurrent, refusals
 
@@ -91,12 +90,12 @@ def _unsupported_features(original: Callable[[Any], list[str]], config: Any) -> 
 
 def _post_init(original: Callable[..., None], config: Any, *args: Any, **kwargs: Any) -> None:
     """Check the settings first, and set specplug's scheduler after vLLM's own decisions."""
-    if not is_requested(config):
+    if not use_of(config):
         original(config, *args, **kwargs)
         return
     _check(config)
     graphs.require_lengths_on_v1(config)
-    if extended_method(config) is not None and runner_of(config) == "v1":
+    if use_of(config) == "hybrid" and runner_of(config) == "v1":
         _schedule_synchronously(config)
     with _async_allowed(has_proposers(config) and runner_of(config) == "v2"):
         original(config, *args, **kwargs)

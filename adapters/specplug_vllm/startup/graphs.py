@@ -19,12 +19,11 @@ from specplug.seams.seam import hook
 from specplug_vllm.config import (
     SECTION,
     cuts_on_device,
-    engine_method,
-    extended_method,
+    drafter_of,
     has_lockstep_ranks,
     has_proposers,
-    is_requested,
     runner_of,
+    use_of,
 )
 
 logger = logging.getLogger("specplug")
@@ -36,11 +35,11 @@ def install(config_class: Any) -> None:
 
 
 def _set_cudagraph_sizes(original: Callable[[Any], None], config: Any) -> None:
-    if is_requested(config):
+    if use_of(config):
         set_capture_lengths(config)
     chosen = not config.compilation_config.cudagraph_capture_sizes
     original(config)
-    if chosen and engine_method(config) is not None:
+    if chosen and use_of(config) == "engine":
         _fit_sizes(config)
 
 
@@ -49,8 +48,7 @@ def require_lengths_on_v1(vllm_config: Any) -> None:
 
     vLLM then knows that the length changes, for which V1 has piecewise graphs only.
     """
-    own = engine_method(vllm_config) or extended_method(vllm_config)
-    if own is None or runner_of(vllm_config) == "v2":
+    if not drafter_of(vllm_config) or runner_of(vllm_config) == "v2":
         return
     spec = vllm_config.speculative_config
     largest = vllm_config.scheduler_config.max_num_seqs

@@ -12,12 +12,12 @@ from specplug_vllm.config import (
     SECTION,
     SPECULATIVE,
     cuts_on_device,
+    drafter_of,
     each_rank_drafts,
-    engine_method,
-    extended_method,
     has_lockstep_ranks,
     require_settings,
     runner_of,
+    use_of,
 )
 
 EXTENDED = ("draft_model", "eagle", "eagle3", "mtp")
@@ -54,8 +54,8 @@ def refusals(vllm_config: Any) -> Iterator[Refusal]:
     parallel = vllm_config.parallel_config
     ranks = parallel.tensor_parallel_size
     stages = parallel.pipeline_parallel_size
-    method = engine_method(vllm_config)
-    extended = extended_method(vllm_config)
+    use = use_of(vllm_config)
+    method = drafter_of(vllm_config)
     cuts = cuts_on_device(vllm_config)
     is_v1 = runner_of(vllm_config) == "v1"
     alone = f"Leave {SECTION!r} out of {FLAG}"
@@ -80,9 +80,9 @@ def refusals(vllm_config: Any) -> Iterator[Refusal]:
         "'first'",
         "Leave the setting out, or use the V2 runner",
     )
-    is_silent = method == "extract_hidden_states"
+    is_silent = use == "engine" and method == "extract_hidden_states"
     yield Refusal(is_silent, "the method does not draft", f"method {method!r}", "one that drafts", alone)
-    if extended is not None:
+    if use == "hybrid":
         what = "lookup cannot continue the drafts of vLLM's own drafter"
         otherwise = f"Leave the proposer out of {FLAG} {SECTION!r}: specplug then plans the drafts"
         replicas = f"data_parallel_size {parallel.data_parallel_size} of a mixture of experts"
@@ -90,12 +90,12 @@ def refusals(vllm_config: Any) -> Iterator[Refusal]:
         sampling = f"draft_sample_method 'probabilistic' on {ranks} ranks"
         flag = "enable_adaptive_verification"
         methods = f"one of {', '.join(EXTENDED)}"
-        yield Refusal(extended not in EXTENDED, what, f"method {extended!r}", methods, otherwise)
+        yield Refusal(method not in EXTENDED, what, f"method {method!r}", methods, otherwise)
         yield Refusal(has_lockstep_ranks(vllm_config), what, replicas, "1", otherwise)
         yield Refusal(samples, what, sampling, "'greedy'", otherwise)
         yield Refusal(cuts, what, flag, "nothing", f"Leave it out of {SPECULATIVE}")
     yield Refusal(
-        method is not None and cuts,
+        use == "engine" and cuts,
         "vLLM's adaptive verification and specplug's policy would both choose how much to verify",
         f"enable_adaptive_verification with method {method!r}",
         "one of them",

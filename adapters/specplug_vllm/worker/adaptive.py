@@ -22,7 +22,7 @@ from specplug.errors import EngineError
 from specplug.seams.seam import hook
 from specplug.trim import best_count, completed
 from specplug.types.plan import NO_SPECULATION, StepCost, StepPlan
-from specplug_vllm.config import is_requested
+from specplug_vllm.config import use_of
 from specplug_vllm.startup.engine_config import ADAPTIVE, has_any_graphs
 
 
@@ -36,7 +36,7 @@ def install_manager() -> None:
 
 def _our_manager(original: Callable[..., Any], **arguments: Any) -> Any:
     vllm_config = arguments["vllm_config"]
-    if not arguments[ADAPTIVE] or not is_requested(vllm_config):
+    if not arguments[ADAPTIVE] or not use_of(vllm_config):
         return original(**arguments)
     if arguments.get("copy_admitted_drafts_to_host"):
         _refuse("batch-sharded sampling, which needs their counts on the host", "switch batch-sharded sampling off")

@@ -30,8 +30,7 @@ from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEvent, EngineEventKind
 from specplug.types.verdict import Outcome
 from specplug_vllm import seams, step_metadata
-from specplug_vllm.caps import plugin_context
-from specplug_vllm.config import require_settings
+from specplug_vllm.config import plugin_context, require_settings
 from specplug_vllm.requests import DraftRules, running_request, tokens_of
 
 Broadcast = Callable[[Tensor], Any]

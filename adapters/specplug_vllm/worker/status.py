@@ -15,8 +15,7 @@ from typing import Any
 from specplug.operator.status import by_plugin, reported_details, reported_rows, reported_settings
 from specplug.seams.seam import hook
 from specplug_vllm import seams
-from specplug_vllm.caps import engine_caps
-from specplug_vllm.config import engine_method, is_requested, lossy_method, runner_of
+from specplug_vllm.config import drafter_of, engine_caps, lossy_method, runner_of, use_of
 from specplug_vllm.worker.hooks import find_drafting
 
 
@@ -51,7 +50,7 @@ def export_metrics() -> None:
 
 def _watched(original: Callable[..., Any], vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     client = original(vllm_config, *args, **kwargs)
-    if is_requested(vllm_config):
+    if use_of(vllm_config):
         from specplug.operator.exporter import exporter
 
         exporter().watch(functools.partial(ask_engines, client, "specplug_status"))
@@ -87,10 +86,10 @@ def engine_status(core: Any) -> dict[str, Any]:
     config = core.vllm_config
     step_planner = core.scheduler.step_planner
     caps = engine_caps(config)
-    method = engine_method(config)
+    counts = core.scheduler.counts
     drafter = {}
-    if method is not None:
-        drafter = {"engine_drafter": method, "metrics": core.scheduler.counts.snapshot({}).as_dict()}
+    if counts is not None:
+        drafter = {"engine_drafter": drafter_of(config), "metrics": counts.snapshot({}).as_dict()}
     return {
         "engine": config.parallel_config.data_parallel_index,
         "runner": runner_of(config),

@@ -26,8 +26,7 @@ from specplug.seams.seam import hook
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Verification
 from specplug.verify.random import uniforms
-from specplug_vllm.caps import plugin_context
-from specplug_vllm.config import resolve_settings
+from specplug_vllm.config import plugin_context, resolve_settings
 
 MAX_DISTRIBUTION_BYTES = 1 << 28
 """Maximum bytes that the float64 distributions of rows verified in one call may take."""

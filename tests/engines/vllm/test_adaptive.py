@@ -207,7 +207,7 @@ def test_a_backend_that_plans_on_the_host_is_refused_by_name(mode):
 
 
 def test_the_seam_is_declared():
-    from specplug_vllm.caps import engine_caps
+    from specplug_vllm.config import engine_caps
 
     lengths = [[1, 4, 6], [5, 8, 2]]
     cuts, pads = (engine_caps(graphs.vllm_config(DRAFT_LENGTH, 8, lengths, cuts=cuts)) for cuts in (True, False))

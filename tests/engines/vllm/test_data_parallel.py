@@ -13,7 +13,7 @@ import pytest
 from specplug.types.caps import DraftLengthChange
 from specplug.types.plan import StepPlan
 from specplug_vllm import seams
-from specplug_vllm.caps import engine_caps
+from specplug_vllm.config import engine_caps
 from specplug_vllm.requests import DraftRules
 from specplug_vllm.scheduler.row_lengths import RowLengths
 from specplug_vllm.scheduler.scheduler import PlanningMixin

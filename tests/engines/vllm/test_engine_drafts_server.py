@@ -11,7 +11,7 @@ import pytest
 
 from specplug.errors import EngineError, SettingsError
 from specplug.settings import Settings
-from specplug_vllm.config import engine_method, engine_tokens, extended_method, resolve_settings
+from specplug_vllm.config import drafter_of, engine_tokens, resolve_settings, use_of
 from specplug_vllm.startup.engine_config import _schedule_synchronously as schedule_synchronously
 from specplug_vllm.startup.refusals import refuse_unsupported
 from tests.engines.launch import TINY
@@ -147,8 +147,8 @@ def test_lookup_after_vllms_drafter_has_that_ones_name_and_settings():
     found = resolve_settings(hybrid(lookup="retrieval", model_tokens=2))
     assert found is not None
     assert (found.settings.proposer, engine_tokens(hybrid(model_tokens=2))) == ("retrieval", 2)
-    assert (extended_method(hybrid()), engine_method(hybrid())) == ("eagle", None)
-    assert (extended_method(config(section={})), engine_tokens(config(section={}))) == (None, 0)
+    assert (use_of(hybrid()), drafter_of(hybrid())) == ("hybrid", "eagle")
+    assert (use_of(config(section={})), engine_tokens(config(section={}))) == ("engine", 0)
     refuse_unsupported(hybrid(ranks=2, draft_sample_method="greedy"))
 
 

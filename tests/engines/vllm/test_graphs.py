@@ -10,7 +10,7 @@ from vllm.config.vllm import VllmConfig
 from vllm.v1.attention.backend import AttentionCGSupport
 
 from specplug.types.caps import DraftLengthChange, Ragged
-from specplug_vllm.caps import engine_caps
+from specplug_vllm.config import engine_caps
 from specplug_vllm.startup import graphs
 from tests.engines.vllm.graphs import dispatcher, mode_of, vllm_config
 
