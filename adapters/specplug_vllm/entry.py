@@ -80,9 +80,9 @@ def _init_device(original: Callable[..., None], wrapper: Any, *args: Any, **kwar
     original(wrapper, *args, **kwargs)
     config = wrapper.vllm_config
     if use_of(config):
-        from specplug_vllm.worker import token_logprobs, workarounds
+        from specplug_vllm.worker import workarounds
 
-        token_logprobs.install(runner_of(config))
+        workarounds.install_token_logprobs(runner_of(config))
         if runner_of(config) == "v1":
             workarounds.install_thinking_budgets()
     if use_of(config) != "hybrid":

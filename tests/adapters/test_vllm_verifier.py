@@ -24,7 +24,7 @@ from specplug.types.request import RequestOptions
 from specplug.types.verification import SamplingBatch, TargetLogits, Verification
 from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
-from specplug_vllm.worker import verifier, verifier_v1, verifier_v2
+from specplug_vllm.worker import verifier, verifier_v2
 from specplug_vllm.worker.verifier import ServerVerifier
 from tests.mutants import AcceptsAlways
 
@@ -100,7 +100,7 @@ def decide_v1(
         req_ids=[str(number) for number in range(len(batch))],
         num_tokens_no_spec=np.array([row.length for row in batch] + [77], dtype=np.int32),
     )
-    decision = verifier_v1.V1Decision(SimpleNamespace(input_batch=input_batch), server, drafting)
+    decision = verifier.V1Decision(SimpleNamespace(input_batch=input_batch), server, drafting)
     return decision(
         baseline,
         torch.tensor([token for row in batch for token in row.draft], dtype=torch.int32),

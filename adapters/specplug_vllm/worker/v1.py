@@ -22,7 +22,7 @@ from specplug.types.draft import Draft
 from specplug.verify.draft_distribution import write_probs
 from specplug_vllm import seams
 from specplug_vllm.startup import engine_config, recurrent
-from specplug_vllm.worker import hooks, status, verifier, verifier_v1, workarounds
+from specplug_vllm.worker import hooks, status, verifier, workarounds
 from specplug_vllm.worker.drafting import Drafting, keep_rows, ranks
 
 _CPU = torch.device("cpu")
@@ -69,7 +69,7 @@ class V1Proposer:
         if recurrent.is_recurrent(runner.vllm_config):
             recurrent.install_v1_worker(runner)
         if self.verifier is not None:
-            verifier_v1.install(runner, self.verifier, self.drafting)
+            verifier.install_on_v1(runner, self.verifier, self.drafting)
         if self.drafting is not None:
             hooks.install_events(runner, self.drafting)
             self.drafting.text_of = partial(_text_of, runner)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specplug_vllm.worker import token_logprobs, workarounds
+from specplug_vllm.worker import workarounds
 from tests.engines.vllm.host import answer_for_llvmlite
 
 
@@ -125,8 +125,8 @@ def test_given_tokens_take_the_place_of_the_likeliest_in_their_requests_position
 
     torch.manual_seed(0)
     logprobs, emitted, given = torch.randn(6, 8).log_softmax(-1), torch.tensor([1, 2, 3, 4, 5, 6]), [4, 0, 6]
-    with torch.compiler.set_stance("force_eager"), token_logprobs._looking_up((2, {1: given})):
-        found = token_logprobs._gather_logprobs(Sampler.gather_logprobs, logprobs, 1, emitted)
+    with torch.compiler.set_stance("force_eager"), workarounds._looking_up((2, {1: given})):
+        found = workarounds._gather_logprobs(Sampler.gather_logprobs, logprobs, 1, emitted)
     assert found.logprob_token_ids[:, 0].tolist() == emitted.tolist()
     assert found.logprob_token_ids[:3, 1].tolist() == logprobs[:3].argmax(-1).tolist()
     assert found.logprobs[:3, 2:].isneginf().all()
@@ -143,5 +143,5 @@ def test_ranks_that_share_a_batch_agree_on_columns_for_given_tokens():
         sampling_states=SimpleNamespace(max_num_logprobs=lambda slots: NO_LOGPROBS),
         logprob_token_ids_state=SimpleNamespace(max_num_token_ids=lambda slots: 3),
     )
-    found = token_logprobs._get_logprobs_dims(Sampler.get_logprobs_dims, sampler, [0], include_token_ids=False)
+    found = workarounds._get_logprobs_dims(Sampler.get_logprobs_dims, sampler, [0], include_token_ids=False)
     assert found == (0, 3)
