@@ -15,9 +15,11 @@ silently serve wrong text.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
 from specplug.errors import EngineError, SettingsError, SpecplugError
@@ -204,23 +206,11 @@ def complete_spec(speculative: dict[str, Any] | None, additional_config: Any) ->
 
 def _validate_adaptive_verification(original: Callable[[Any], None], config: Any) -> None:
     """Allow servers with specplug to run without CUDA graphs, which vLLM requires to measure costs."""
-    eager = has_proposers(config) and not has_any_graphs(config)
-    original(_WithGraphs(config) if eager else config)
-
-
-class _WithGraphs:
-    """View of a configuration that reports full CUDA graphs."""
-
-    def __init__(self, vllm_config: Any) -> None:
-        self._config = vllm_config
-        self.compilation_config = self
-        self.cudagraph_mode = self
-
-    def has_full_cudagraphs(self) -> bool:
-        return True
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._config, name)
+    if has_proposers(config) and not has_any_graphs(config):
+        mode = SimpleNamespace(has_full_cudagraphs=lambda: True)
+        config = copy.copy(config)
+        config.compilation_config = SimpleNamespace(cudagraph_mode=mode)
+    original(config)
 
 
 def has_any_graphs(vllm_config: Any) -> bool:

@@ -10,8 +10,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -86,8 +84,8 @@ class ExtendedProposer(V1Proposer):
         counts = dict(zip(range(rows) if kept is None else kept, self._from_engine, strict=False))  # none if it failed
         return [counts.get(row, 0) for row in range(rows)]
 
-    def _draft(self, facts: RowFacts) -> Draft:
-        draft = super()._draft(facts)
+    def _draft(self, facts: RowFacts, rows: EngineRows) -> Draft:
+        draft = super()._draft(facts, rows._replace(engine_ids=self._engine_ids[: len(rows.idx_mapping)]))
         if draft.draft_length:
             self._from_engine = (draft.source == len(draft.sources) - 1).sum(1).tolist()
             self._unused = 0 if any(self._from_engine) else self._unused + 1
@@ -95,9 +93,6 @@ class ExtendedProposer(V1Proposer):
 
     def _lift_limit(self, runner: Any) -> None:
         """Keep vLLM's limit: the drafter's model has it."""
-
-    def _wrap(self, size: int, num_tokens: npt.NDArray[np.int32], table: npt.NDArray[np.int32]) -> EngineRows:
-        return super()._wrap(size, num_tokens, table)._replace(engine_ids=self._engine_ids[:size])
 
 
 def _sample_tokens(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:

@@ -47,8 +47,6 @@ class V1Proposer:
         self._facts: RowFacts | None = None
         self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks()[0] == 0 else None
         if self.drafting is not None:
-            self._emitted, self._rejected = np.zeros((2, self.drafting.max_slots), np.int32)
-            self._rows = self._wrap(1, self._emitted, np.zeros((1, 1), np.int32))
             self._draft_probs = self.drafting.engine_distributions(device)
             hooks.reserve_memory(self.drafting)
         self.verifier = verifier.build(vllm_config, device)
@@ -114,8 +112,7 @@ class V1Proposer:
             return []
         if not facts.names:
             return []
-        self._note(names, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-        draft = self._draft(facts)
+        draft = self._draft(facts, self._rows(names, sampled_token_ids, num_tokens_no_spec, token_ids_cpu))
         if drafting.is_idle:
             return []
         lists = [ids[:count] for ids, count in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
@@ -126,45 +123,37 @@ class V1Proposer:
             by_row[row] = ids
         return by_row
 
-    def _note(
+    def _rows(
         self,
         names: list[str],
         sampled: list[list[int]],
         num_tokens: npt.NDArray[np.int32],
         table: npt.NDArray[np.int32],
-    ) -> None:
-        """Write down what the step emitted and rejected; `_rows` wraps the runner's arrays, which it keeps."""
+    ) -> EngineRows:
+        """Wrap the runner's arrays, with what the step emitted and rejected of each row."""
         assert self.drafting is not None
         size = len(names)
-        scheduled = self.drafting.scheduled
-        if self._wrapped != (id(num_tokens), id(table), size):
-            self._rows = self._wrap(size, num_tokens, table)
-        emitted = self._emitted[:size]
-        rejected = self._rejected[:size]
-        emitted[:] = list(map(len, sampled))
-        rejected[:] = 0
-        if scheduled:
-            rejected += list(map(len, map(scheduled.get, names, repeat(()))))
+        emitted = np.fromiter(map(len, sampled), np.int32, size)
+        rejected = np.zeros(size, np.int32)
+        if scheduled := self.drafting.scheduled:
+            rejected += np.fromiter(map(len, map(scheduled.get, names, repeat(()))), np.int32, size)
             np.maximum(rejected - emitted + 1, 0, out=rejected)
-
-    def _wrap(self, size: int, num_tokens: npt.NDArray[np.int32], table: npt.NDArray[np.int32]) -> EngineRows:
-        self._wrapped = id(num_tokens), id(table), size  # the tensors keep the arrays alive
         return EngineRows(
             idx_mapping=torch.arange(size),
             total_len=torch.from_numpy(num_tokens),
             all_token_ids=torch.from_numpy(table),
-            num_sampled=torch.from_numpy(self._emitted[:size]),
-            num_rejected=torch.from_numpy(self._rejected[:size]),
+            num_sampled=torch.from_numpy(emitted),
+            num_rejected=torch.from_numpy(rejected),
             lengths_by_row=True,
         )
 
     @torch.inference_mode()
-    def _draft(self, facts: RowFacts) -> Draft:
+    def _draft(self, facts: RowFacts, rows: EngineRows) -> Draft:
         """Let the draft stage take a step, and pass on the distribution that its drafts were drawn from."""
         assert self.drafting is not None
         slots = torch.tensor(facts.slots)
         temperature = torch.tensor([request.temperature for request in facts.requests])
-        draft = self.drafting.take(facts, keep_rows(self._rows, facts.kept), slots, temperature)
+        draft = self.drafting.take(facts, keep_rows(rows, facts.kept), slots, temperature)
         if draft.draft_probs is not None:  # without one they are one-hot to the rejection sampler
             buffer = draft.draft_probs
             if self._draft_probs is not None:
