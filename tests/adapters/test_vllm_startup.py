@@ -59,7 +59,9 @@ def test_an_invalid_section_is_refused_by_its_flag(section: Any) -> None:
         complete_spec(None, {"specplug": section})
 
 
-FLAG, SPECULATIVE, FILE = "--additional-config 'specplug'", "--speculative-config", "SPECPLUG_CONFIG"
+FLAG = "--additional-config 'specplug'"
+SPECULATIVE = "--speculative-config"
+FILE = "SPECPLUG_CONFIG"
 
 
 @pytest.mark.parametrize(

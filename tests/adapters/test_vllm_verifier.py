@@ -28,7 +28,9 @@ from specplug_vllm.worker import verifier, verifier_v2
 from specplug_vllm.worker.verifier import ServerVerifier
 from tests.mutants import AcceptsAlways
 
-VOCAB, DRAFT_LENGTH, MOST = 5, 3, 6  # V, the server's widest draft, slots
+VOCAB = 5
+DRAFT_LENGTH = 3  # the server's longest draft
+SLOTS = 6
 
 
 @dataclass
@@ -139,7 +141,8 @@ def test_v1_warm_ups_are_left_to_the_engine() -> None:
 
 
 def test_v1_numbers_of_requests_without_a_seed_are_new_at_every_step_and_alike_on_every_rank() -> None:
-    one, other = reference(), reference()
+    one = reference()
+    other = reference()
     first = one.seeds(3)
     assert torch.equal(first, other.seeds(3))
     assert not torch.isin(one.seeds(3), first).any()
@@ -198,13 +201,15 @@ def decide_v2(
     spare: int = 0,
 ) -> tuple[Tensor, Tensor]:
     targets, drafts = distributions(batch, seed)
-    slots = torch.arange(MOST).flip(0)[: len(batch)].to(torch.int32)
-    by_slot = torch.full((MOST, DRAFT_LENGTH, VOCAB), torch.nan)
-    temperature, seeds = torch.full((MOST,), torch.nan), torch.full((MOST,), -1)
+    slots = torch.arange(SLOTS).flip(0)[: len(batch)].to(torch.int32)
+    by_slot = torch.full((SLOTS, DRAFT_LENGTH, VOCAB), torch.nan)
+    temperature = torch.full((SLOTS,), torch.nan)
+    seeds = torch.full((SLOTS,), -1)
     for slot, row, distribution in zip(slots.tolist(), batch, drafts, strict=True):
         by_slot[slot, : len(row.draft)] = distribution
         by_slot[slot, len(row.draft) :] = 0.0  # padding
-        temperature[slot], seeds[slot] = row.temperature, row.seed
+        temperature[slot] = row.temperature
+        seeds[slot] = row.seed
     counts = torch.tensor([len(row.draft) + 1 for row in batch])
     decision = verifier_v2.V2Decision(server, drafting)
     decision.all_greedy = not any(row.temperature for row in batch)
@@ -259,7 +264,8 @@ def test_v2_a_lossy_verifier_decides_for_who_asks() -> None:
     assert sampled[1, :2].tolist() == [1, 2]
     assert counts.tolist() == [1, 3]
     del running[2]
-    slots.version, lenient.thresholds = 2, None
+    slots.version = 2
+    lenient.thresholds = None
     assert decide_v2(batch, 0, False, server, drafting, lambda *_, **__: baseline) is baseline
     assert lenient.thresholds is None, "it ran though no request enables it"
 
@@ -284,7 +290,8 @@ def test_large_batches_are_verified_in_parts(monkeypatch: pytest.MonkeyPatch) ->
     cold = [Row([n % VOCAB, 1], 0.0, n, 9 + n, 0) for n in range(5)]
     decide_v2(cold, 3, True, ServerVerifier(Counting(), True, engine_seed=0))
     assert sizes == [2, 2, 1, 5]
-    lossy, target = ServerVerifier(Counting(), False, engine_seed=0), torch.randn(5, DRAFT_LENGTH + 1, VOCAB)
+    lossy = ServerVerifier(Counting(), False, engine_seed=0)
+    target = torch.randn(5, DRAFT_LENGTH + 1, VOCAB)
     greedy = SamplingBatch(torch.zeros(5), all_greedy=True)
     lossy.verify(Draft.allocate(5, DRAFT_LENGTH), TargetLogits.dense(target), greedy, torch.arange(5))
     assert sizes == [2, 2, 1, 5, 2, 2, 1], "of greedy rows a lossy verifier needs the distributions too"
@@ -331,15 +338,15 @@ def test_v2_reads_nothing_back(temperature: float, states_distribution: bool) ->
     sampled, counts = decision(
         None,
         empty(6, VOCAB),
-        empty(MOST, DRAFT_LENGTH, VOCAB) if states_distribution else None,
+        empty(SLOTS, DRAFT_LENGTH, VOCAB) if states_distribution else None,
         empty(6, dtype=torch.int64),
         empty(4, dtype=torch.int32),
         empty(6, dtype=torch.int64),
         empty(3, dtype=torch.int32),
         None,
         None,
-        empty(MOST),
-        empty(MOST, dtype=torch.int64),
+        empty(SLOTS),
+        empty(SLOTS, dtype=torch.int64),
         DRAFT_LENGTH,
     )
     assert (sampled.shape, counts.shape) == ((3, DRAFT_LENGTH + 1), (3,))
@@ -350,7 +357,8 @@ def test_v2_reads_nothing_back(temperature: float, states_distribution: bool) ->
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_row_emits_what_was_drawn_up_to_the_first_other_draft_token(seed):
-    random, longest = Random(seed), 4
+    random = Random(seed)
+    longest = 4
     lengths = [random.randint(0, longest) for _ in range(random.randint(1, 6))]
     drawn = [[random.randrange(3) for _ in range(length + 1)] for length in lengths]
     drafts = [[random.choice([token, token, random.randrange(-1, 3)]) for token in row[:-1]] for row in drawn]

@@ -23,7 +23,8 @@ SEEDS = pytest.mark.parametrize("seed", range(10))
 @SEEDS
 def test_figures_are_those_of_a_loop_over_rows(seed):
     draw = random.Random(seed)
-    names, table = [f"r{row}" for row in range(6)], np.zeros((6, 8), np.int32)
+    names = [f"r{row}" for row in range(6)]
+    table = np.zeros((6, 8), np.int32)
     proposer = object.__new__(V1Proposer)
     for _ in range(5):
         scheduled = {name: [1] * draw.randint(1, 3) for name in names if draw.random() < draw.choice((0.0, 0.6))}

@@ -67,7 +67,8 @@ def dispatcher(monkeypatch: Any, found: Any) -> Any:
     monkeypatch.setattr(cudagraph_utils, "get_pp_group", lambda: first)
     monkeypatch.setattr(cudagraph_utils, "is_breakable_cudagraph_enabled", lambda: False)
     monkeypatch.setattr(cudagraph_utils, "current_platform", SimpleNamespace(get_global_graph_pool=lambda: None))
-    most, mode = found.num_speculative_tokens, found.compilation_config.cudagraph_mode
+    most = found.num_speculative_tokens
+    mode = found.compilation_config.cudagraph_mode
     manager = cudagraph_utils.CudaGraphManager(found, "cpu", mode, decode_query_len=most + 1)
     manager._graphs_captured = True
     return manager

@@ -59,8 +59,11 @@ def counted(llm: Any, prompts: list[list[int]], params: list[Params]) -> dict[st
 
 def recorded(llm: Any, requests: Records, aborts: dict[str, list[Any]]) -> dict[str, Any]:
     """Do as `served.Served.recorded` says; see `watching.recording`."""
-    engine, stage = llm.llm_engine, watching.drafting(llm).stage
-    waiting, outputs, seen = list(requests), {}, dict[str, float]()
+    engine = llm.llm_engine
+    stage = watching.drafting(llm).stage
+    waiting = list(requests)
+    outputs = {}
+    seen = dict[str, float]()
 
     def is_there(after: list[Any]) -> bool:
         name, count = after

@@ -38,7 +38,8 @@ def agrees(request, monkeypatch):
 
 
 def test_the_draft_length_is_fixed_but_0_where_no_rank_waits_for_drafts(agrees):
-    own, engines = engine_caps(launch()), engine_caps(launch("mtp"))
+    own = engine_caps(launch())
+    engines = engine_caps(launch("mtp"))
     assert own.draft_length_change is engines.draft_length_change is DraftLengthChange.FIXED
     assert own.captured_draft_lengths == (0, LONGEST)
     assert engines.captured_draft_lengths == ((0, LONGEST) if agrees else ())
@@ -69,7 +70,9 @@ class Asking(PlanningMixin, Scheduled):
             forget=lambda names: None,
             make=lambda *_: plan,
         )
-        self.running, self.counts, self._asks_ranks = [], object(), asks
+        self.running = []
+        self.counts = object()
+        self._asks_ranks = asks
         self._lengths = RowLengths(config, caps, DraftRules(config))
 
 

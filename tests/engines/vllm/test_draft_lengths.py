@@ -16,7 +16,8 @@ from tests.engines.vllm import graphs, steps, watching
 from tests.engines.vllm.referee import RUNNERS
 from tests.engines.vllm.steps import assert_greedy_texts
 
-DRAFT_LENGTHS, CAPS = (0, 1, 3, 8, 2), (None, 1, 6)  # by step; by request, in turn
+DRAFT_LENGTHS = (0, 1, 3, 8, 2)  # by step, in turn
+CAPS = (None, 1, 6)  # by request, in turn
 
 
 def requests(count, tokens=32, apart=2, **params):
@@ -79,7 +80,8 @@ def test_draft_lengths_are_fitted_to_the_ladder_that_the_launch_names(captured):
 
 
 def test_capped_requests_cost_no_step_its_full_graph(captured, monkeypatch):
-    requested, gammas = requests(3, tokens=24, apart=1), {"0": 2, "1": 8, "2": 0}
+    requested = requests(3, tokens=24, apart=1)
+    gammas = {"0": 2, "1": 8, "2": 0}
     for request in requested:
         request["params"]["extra_args"] = {"specplug": {"num_speculative_tokens": gammas[request["id"]]}}
     run = captured.call(recorded_and_watched, requests=requested)

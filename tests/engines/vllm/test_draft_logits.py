@@ -15,7 +15,9 @@ from specplug_vllm.worker.extended_v2 import write_one_hot
 from specplug_vllm.worker.stage_steps import UNLIKELY
 from specplug_vllm.worker.stage_steps import write_logits as write
 
-SLOTS, LONGEST, VOCAB = 7, 5, 300
+SLOTS = 7
+LONGEST = 5
+VOCAB = 300
 
 
 def reference(draft: Draft, temperature: Tensor, token_ids: Tensor) -> Tensor:
@@ -71,8 +73,11 @@ def test_it_is_the_plain_distribution_and_other_slots_keep_theirs(draft_length, 
 @pytest.mark.parametrize("seed", range(10))
 def test_after_vllms_drafter_its_own_tokens_keep_their_logits(seed):
     torch.manual_seed(seed)
-    slots, temperature, ids = torch.randperm(SLOTS)[:4], torch.rand(SLOTS) * 3, torch.randint(0, VOCAB, (4, LONGEST))
-    logits, from_engine = torch.randn(SLOTS, LONGEST, VOCAB), torch.randint(0, LONGEST + 1, (4,), dtype=torch.int32)
+    slots = torch.randperm(SLOTS)[:4]
+    temperature = torch.rand(SLOTS) * 3
+    ids = torch.randint(0, VOCAB, (4, LONGEST))
+    logits = torch.randn(SLOTS, LONGEST, VOCAB)
+    from_engine = torch.randint(0, LONGEST + 1, (4,), dtype=torch.int32)
     expected = logits.clone()
     for row, slot in enumerate(slots.tolist()):
         for place in range(int(from_engine[row]), LONGEST):
@@ -86,7 +91,8 @@ def test_after_vllms_drafter_its_own_tokens_keep_their_logits(seed):
 def test_after_vllms_drafter_its_own_tokens_keep_their_probabilities(seed):
     torch.manual_seed(seed)
     own = int(torch.randint(1, LONGEST, ()))
-    probs, lengths = torch.rand(4, own, VOCAB), torch.randint(0, LONGEST + 1, (4,)).tolist()
+    probs = torch.rand(4, own, VOCAB)
+    lengths = torch.randint(0, LONGEST + 1, (4,)).tolist()
     lengths[seed % 4] = LONGEST
     drafts = [torch.randint(0, VOCAB, (count,)).tolist() for count in lengths]
     from_engine = [min(own, count) if torch.rand(()) < 0.7 else 0 for count in lengths]

@@ -52,7 +52,8 @@ def test_status_and_metrics_name_the_drafter_and_count_its_drafts(server):
 
 
 def test_the_operator_and_requests_limit_drafts_without_loss(server):
-    plain, limited = complete(server)["choices"][0]["text"], {"specplug_num_speculative_tokens": 2}
+    plain = complete(server)["choices"][0]["text"]
+    limited = {"specplug_num_speculative_tokens": 2}
     for order, fields, most in (
         ({"mode": "off"}, {}, 0),
         ({**ON, "num_speculative_tokens": 2}, {}, 2),

@@ -46,7 +46,8 @@ def test_no_step_has_a_row_whose_request_has_ended_or_not_begun(engine):
                 assert held[slot] == generation
             elif kind in ("started", "resumed"):
                 assert slot not in held
-                held[slot], reused = generation, reused + (generation > 1)
+                held[slot] = generation
+                reused = reused + (generation > 1)
             else:
                 assert held.pop(slot) == generation
     assert (held, reused > 4) == ({}, True)
@@ -59,8 +60,10 @@ def noted(llm: Any, requested: list[list[int]], aborted: list[int]) -> dict[str,
     A call is the kind of an event, or "step", with its slots and their generations.
     """
     stage = watching.drafting(llm).stage
-    proposer, runner = stage.runners[0].handle.proposer, inside.runner(llm)
-    on_event, step = proposer.on_event, proposer.step
+    proposer = stage.runners[0].handle.proposer
+    runner = inside.runner(llm)
+    on_event = proposer.on_event
+    step = proposer.step
     calls: list[tuple[str, list[tuple[int, int]]]] = []
     threads: set[int] = set()
 
@@ -75,7 +78,9 @@ def noted(llm: Any, requested: list[list[int]], aborted: list[int]) -> dict[str,
         calls.append(("step", list(zip(batch.slots.tolist(), batch.generations.tolist(), strict=True))))
         step(batch, *args)
 
-    before, outputs, steps = watching.snapshot(llm)["total"]["accepted"], {}, 0
+    before = watching.snapshot(llm)["total"]["accepted"]
+    outputs = {}
+    steps = 0
     assert isinstance(runner.speculator.steps, DeviceSteps)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(proposer, "on_event", event)

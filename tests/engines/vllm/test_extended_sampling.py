@@ -23,7 +23,8 @@ from tests.engines.vllm.test_sampling import sample, toy
 
 __all__ = ["toy"]
 
-DRAFT_LENGTH, MODEL_TOKENS = 4, 2
+DRAFT_LENGTH = 4
+MODEL_TOKENS = 2
 ANSWERS = {"v1": 512, "v2": 24}
 """How many answers of `PAIRS` pairs each are sampled."""
 
@@ -31,7 +32,8 @@ ANSWERS = {"v1": 512, "v2": 24}
 @pytest.fixture(scope="session")
 def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another model than the target, not too far from it."""
-    path, other = tmp_path_factory.mktemp("toy-drafter"), copy.deepcopy(model())
+    path = tmp_path_factory.mktemp("toy-drafter")
+    other = copy.deepcopy(model())
     torch.manual_seed(5)
     with torch.no_grad():
         other.lm_head.weight += 0.25 * torch.randn_like(other.lm_head.weight)

@@ -44,8 +44,10 @@ SEEN: list[dict[str, Any]] = []
 
 def plant(llm: Any, how: str, token: int) -> None:
     """Begin to fill `SEEN` with the rows of steps."""
-    scheduler, stage = inside.scheduler(llm), watching.drafting(llm).stage
-    grammars, update = scheduler._grammars, scheduler.update_from_output
+    scheduler = inside.scheduler(llm)
+    stage = watching.drafting(llm).stage
+    grammars = scheduler._grammars
+    update = scheduler.update_from_output
 
     def update_from_output(output: Any, result: Any) -> Any:
         for name, drafted in output.scheduled_spec_decode_tokens.items():
@@ -72,14 +74,16 @@ def plant(llm: Any, how: str, token: int) -> None:
     scheduler.update_from_output = update_from_output
     if how == "offer":
         stage.propose = propose
-    grammars.specplug_test_adds, grammars.adds = grammars.adds, grammars.adds and how != "leave out"
+    grammars.specplug_test_adds = grammars.adds
+    grammars.adds = grammars.adds and how != "leave out"
     if how == "raise":
         grammars._add = broken
 
 
 def seen(llm: Any) -> dict[str, Any]:
     """Undo what was planted; return the steps, and what grammars hold and did wrong."""
-    scheduler, stage = inside.scheduler(llm), watching.drafting(llm).stage
+    scheduler = inside.scheduler(llm)
+    stage = watching.drafting(llm).stage
     grammars = scheduler._grammars
     del scheduler.update_from_output
     grammars.adds = grammars.specplug_test_adds

@@ -80,7 +80,8 @@ def test_an_engines_drafter_keeps_its_length_and_nearly_every_batch_has_a_graph(
 ):
     found = own(most, max_num_seqs)
     found._set_cudagraph_sizes()
-    caps, reach = engine_caps(found), graphs.captured_lengths(found)
+    caps = engine_caps(found)
+    reach = graphs.captured_lengths(found)
     assert (caps.max_draft_length, list(reach)) == (most, lengths)
     assert caps.ragged is Ragged.PADDED
     manager = dispatcher(monkeypatch, found)

@@ -118,7 +118,8 @@ def test_a_wrong_distribution_is_found_out(kind, small):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["v1", "v2"], indirect=True)
 def test_a_verifier_of_specplugs_samples_by_the_targets_distribution(kind, toy, engine):
-    served, pairs = toy_engine(kind, toy, engine, verifier="reference"), 1024 if kind == "v1" else 512
+    served = toy_engine(kind, toy, engine, verifier="reference")
+    pairs = 1024 if kind == "v1" else 512
     assert_follows_target(served, pairs, ["likely", "drawn", "unlikely"])
     served.call(plant, mutant="accepts always")
     p, _ = p_value(served, pairs, ["unlikely"])

@@ -179,7 +179,8 @@ def _held(worker: Any) -> dict[str, Any]:
 def _watch(worker: Any, every: int) -> None:
     """Compare checksums often, and note the size of what a rank broadcasts for specplug."""
     drafter = worker.model_runner.speculator
-    check, drafter.sent_sizes = drafter.rank_check, []
+    check = drafter.rank_check
+    drafter.sent_sizes = []
     assert drafter._broadcast is None
     send = check._broadcast
 
@@ -187,7 +188,8 @@ def _watch(worker: Any, every: int) -> None:
         drafter.sent_sizes.append(tensor.numel())
         send(tensor)
 
-    check.every, check._broadcast = every, noting
+    check.every = every
+    check._broadcast = noting
 
 
 def _count_differently(worker: Any) -> None:
@@ -221,7 +223,8 @@ class Group:
 
     def __init__(self, world_size=2, **communicator):
         self.taken: list[tuple[str, torch.Tensor, int]] = []
-        self.world_size, self.rank_in_group = world_size, 1
+        self.world_size = world_size
+        self.rank_in_group = 1
         self.device_communicator = SimpleNamespace(**communicator) if communicator else None
         if communicator:
             self.device_communicator.broadcast = lambda tensor, src: self.taken.append(("nccl", tensor, src))
@@ -243,7 +246,8 @@ class Group:
 )
 def test_drafts_go_through_the_communicator_that_is_warm(group, way, monkeypatch):
     monkeypatch.setattr("vllm.distributed.get_tp_group", lambda: group)
-    tensor, (rank, broadcast) = torch.arange(3), ranks()
+    tensor = torch.arange(3)
+    (rank, broadcast) = ranks()
     if broadcast is not None:
         broadcast(tensor)
     assert [name for name, _, _ in group.taken] == way

@@ -43,7 +43,9 @@ def test_each_draft_token_gets_its_rows_parameter(module, dtype):
 
 def test_steps_without_drafts_pass(module):
     class Metadata:
-        all_greedy, temperature, top_p = False, torch.ones(2), None
+        all_greedy = False
+        temperature = torch.ones(2)
+        top_p = None
         top_k = torch.full((2,), 3, dtype=torch.int32)
 
     logits = torch.zeros(0, 8)
@@ -59,9 +61,11 @@ def test_steps_without_drafts_emit_what_vllm_emits(module, temperature, drafts):
     )
     certain = torch.full((len(drafts), 8), -torch.inf).index_fill(1, torch.tensor([5]), 0.0)
     counts = [0, len(drafts)]
-    ends, bonus = torch.tensor(counts).cumsum(0).int(), torch.tensor([[3], [4]], dtype=torch.int32)
+    ends = torch.tensor(counts).cumsum(0).int()
+    bonus = torch.tensor([[3], [4]], dtype=torch.int32)
     given = (torch.tensor(drafts, dtype=torch.int32), counts, len(drafts), ends, None, certain, bonus, metadata)
-    found, expected = module.rejection_sample(*given), module.rejection_sample.__wrapped__(*given)
+    found = module.rejection_sample(*given)
+    expected = module.rejection_sample.__wrapped__(*given)
     assert found.dtype is expected.dtype
     assert found.tolist() == expected.tolist() == ([[3, -1], [5, 4]] if drafts else [[3], [4]])
 
@@ -124,7 +128,9 @@ def test_given_tokens_take_the_place_of_the_likeliest_in_their_requests_position
     from vllm.v1.sample.sampler import Sampler
 
     torch.manual_seed(0)
-    logprobs, emitted, given = torch.randn(6, 8).log_softmax(-1), torch.tensor([1, 2, 3, 4, 5, 6]), [4, 0, 6]
+    logprobs = torch.randn(6, 8).log_softmax(-1)
+    emitted = torch.tensor([1, 2, 3, 4, 5, 6])
+    given = [4, 0, 6]
     with torch.compiler.set_stance("force_eager"), workarounds._looking_up((2, {1: given})):
         found = workarounds._gather_logprobs(Sampler.gather_logprobs, logprobs, 1, emitted)
     assert found.logprob_token_ids[:, 0].tolist() == emitted.tolist()

@@ -33,8 +33,10 @@ def counted(llm: Any, call: str = "generate", **arguments: Any) -> dict[str, Any
 
     "accepted_by_vllm" is vLLM's own count of accepted draft tokens, padding included.
     """
-    stage, accepted = drafting(llm).stage, "vllm:spec_decode_num_accepted_tokens"
-    before, theirs = stage.metrics.snapshot(), metrics(llm)[accepted]
+    stage = drafting(llm).stage
+    accepted = "vllm:spec_decode_num_accepted_tokens"
+    before = stage.metrics.snapshot()
+    theirs = metrics(llm)[accepted]
     result = {"generate": generate, "drive": drive}[call](llm, **arguments)
     counts = (stage.metrics.snapshot() - before).as_dict()
     return {"result": result, "accepted_by_vllm": metrics(llm)[accepted] - theirs, **counts}
