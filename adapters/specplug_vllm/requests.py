@@ -13,7 +13,7 @@ from typing import Any
 
 from specplug.requests import wire
 from specplug.requests.clients import isolation_key
-from specplug.runtime.slots import MAX_STOP_IDS, RunningRequest, Span
+from specplug.steps.slots import MAX_STOP_IDS, RunningRequest, Span
 from specplug.types.request import Reference, Request, RequestOptions, digest_of
 from specplug_vllm.config import Runner, runner_of
 

@@ -8,7 +8,7 @@ from typing import Any
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.request import RequestStatus
 
-from specplug.runtime.ends import tokens_before_stop
+from specplug.steps.stops import tokens_before_stop
 from specplug_vllm.step_metadata import Ending
 
 _LEAD = 4  # prompt tokens decoded before the output, as many tokenizers decode the first tokens of a text differently

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from specplug.types.caps import DraftLengthChange, EngineCaps
-from specplug.types.plan import StepPlan
+from specplug.types.step import StepPlan
 from specplug_vllm.config import drafter_of, runner_of, use_of
 from specplug_vllm.requests import DraftRules
 from specplug_vllm.startup import recurrent

@@ -18,10 +18,11 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from specplug.cost.store import UNKNOWN
-from specplug.runtime.outcome_counts import OutcomeCounts
-from specplug.runtime.step_planner import UNREPORTED, Bounds, DraftResult, Launched, StepPlanner, until_stop
-from specplug.types.plan import StepCost, StepPlan
+from specplug.operator.server_planner import ServerPlanner
+from specplug.steps.outcome_counts import OutcomeCounts
+from specplug.steps.step_planner import UNREPORTED, Bounds, DraftResult, until_stop
 from specplug.types.request import EngineEventKind
+from specplug.types.step import StepCost, StepPlan, StepRecord
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import (
     drafter_of,
@@ -73,7 +74,7 @@ class PlanningMixin:
             return Bounds(min(request.num_prompt_tokens + request.max_tokens, longest), cap)
 
         context = plugin_context(config, resolved.settings.seed)
-        self.step_planner: StepPlanner[Any] = StepPlanner(
+        self.step_planner: ServerPlanner[Any] = ServerPlanner(
             resolved, context, attrgetter("request_id"), attrgetter("num_tokens"), bounds
         )
         self.start_costs = UNKNOWN
@@ -85,7 +86,7 @@ class PlanningMixin:
         self._lengths = RowLengths(config, self.step_planner.caps, rules)
         self._lengths.follow(self.step_planner.plan, self.running)
         self._began = 0.0
-        self._launched: deque[Launched] = deque()
+        self._launched: deque[StepRecord] = deque()
         self._results: list[DraftResult] = []
         is_engines = use_of(config) == "engine"
         if is_engines:
@@ -169,7 +170,7 @@ class PlanningMixin:
 
     # -- its parts ------------------------------------------------------------------------------------------------
 
-    def _launch(self, scheduler_output: Any) -> Launched:
+    def _launch(self, scheduler_output: Any) -> StepRecord:
         """Record the beginning of a step."""
         scheduled = scheduler_output.num_scheduled_tokens
         tokens = sum(scheduled.values())

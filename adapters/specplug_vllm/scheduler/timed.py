@@ -24,7 +24,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from specplug.cost.measuring import Measurement, StepLimits, StepSize, measure, step_sizes
-from specplug.types.plan import StepCost
+from specplug.types.step import StepCost
 from specplug_vllm.config import drafter_of, engine_caps, runner_of, use_of
 from specplug_vllm.scheduler.row_lengths import TAKE_A_LENGTH
 from specplug_vllm.startup import recurrent

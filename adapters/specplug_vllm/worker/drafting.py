@@ -18,17 +18,15 @@ import torch
 from torch import Tensor
 
 from specplug.assembly import build_draft_stage
-from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.engine_rows import EngineRows
 from specplug.plugins.registry import default_registry
-from specplug.runtime.ends import StopDetector
-from specplug.runtime.slots import RowFacts, SlotAllocator, SlotRows, Tokens
-from specplug.types.batch import EngineBatch
+from specplug.steps.draft_stage import DraftStage
+from specplug.steps.engine_rows import EngineRows
+from specplug.steps.rows import Rows
+from specplug.steps.slots import SlotAllocator, SlotRows, Tokens
+from specplug.steps.stops import StopDetector
 from specplug.types.caps import Distribution
-from specplug.types.draft import Draft
-from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEvent, EngineEventKind
-from specplug.types.verdict import Outcome
+from specplug.types.step import Draft, EngineBatch, Outcome, StepPlan
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import plugin_context, require_settings
 from specplug_vllm.requests import DraftRules, running_request, tokens_of
@@ -197,7 +195,7 @@ class Drafting:
             emitted = [has for name, has in zip(names, emitted, strict=True) if name not in self.allocator.ignored]
         self.stage.metrics.record_on_host(sum(map(bool, emitted)), planned=False)
 
-    def take(self, facts: RowFacts, engine: EngineRows, slots: Tensor, temperature: Tensor) -> Draft:
+    def take(self, facts: Rows, engine: EngineRows, slots: Tensor, temperature: Tensor) -> Draft:
         """Report what the engine's step found to the draft stage, and draft for the rows that may draft.
 
         Args:
@@ -233,7 +231,7 @@ class Drafting:
 
     def _batch(
         self,
-        facts: RowFacts,
+        facts: Rows,
         of_slots: SlotRows,
         slots: Tensor,
         places: Tensor,
@@ -277,7 +275,7 @@ class Drafting:
         proposers = [runner.handle.caps for runner in self.stage.runners]
         if self.plan.draft_length or name not in self.allocator or not any(it.incremental for it in proposers):
             return
-        facts = RowFacts(self.allocator, [name])
+        facts = Rows(self.allocator, [name])
         slots = self.on_device(facts.slots).long()
         lengths = self.on_device([visible])
         of_slots = self.slots.rows(slots)

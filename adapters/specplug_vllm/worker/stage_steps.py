@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specplug.pipeline.device.columns import launches_for
-from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
-from specplug.runtime.device_steps import DeviceSteps
-from specplug.runtime.draft_report import NO_DRAFTS
-from specplug.runtime.slots import RowFacts
-from specplug.types.draft import Draft
-from specplug.types.plan import StepPlan
+from specplug.steps.device_steps import DeviceSteps
+from specplug.steps.draft_report import NO_DRAFTS
+from specplug.steps.engine_rows import DraftOutputs, EngineRows
+from specplug.steps.kernels.columns import launches_for
+from specplug.steps.rows import Rows
+from specplug.types.step import Draft, StepPlan
 from specplug_vllm.worker.drafting import Drafting, keep_rows
 
 
@@ -35,7 +34,7 @@ class StageSteps:
 
     def __init__(self, drafting: Drafting) -> None:
         self._drafting = drafting
-        self._kept: tuple[RowFacts, Tensor | None] | None = None
+        self._kept: tuple[Rows, Tensor | None] | None = None
 
     def engine_tokens(self) -> int:
         """Return how many tokens vLLM's own drafter should draft in the next step: all."""
@@ -43,7 +42,7 @@ class StageSteps:
 
     def take(
         self,
-        facts: RowFacts,
+        facts: Rows,
         engine: EngineRows,
         outputs: DraftOutputs,
         last_sampled: Tensor,
@@ -69,7 +68,7 @@ class StageSteps:
         _write(draft, outputs, kept)
         return draft
 
-    def kept_rows(self, facts: RowFacts) -> Tensor | None:
+    def kept_rows(self, facts: Rows) -> Tensor | None:
         """Return the indices of the rows that may draft, on the device; None if all may."""
         if self._kept is None or self._kept[0] is not facts:
             self._kept = facts, None if facts.kept is None else self._drafting.on_device(facts.kept)

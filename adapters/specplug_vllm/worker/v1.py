@@ -15,10 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specplug.pipeline.engine_rows import EngineRows
-from specplug.runtime.slots import RowFacts
 from specplug.seams.seam import hook
-from specplug.types.draft import Draft
+from specplug.steps.engine_rows import EngineRows
+from specplug.steps.rows import Rows
+from specplug.types.step import Draft
 from specplug.verify.draft_distribution import write_probs
 from specplug_vllm import seams
 from specplug_vllm.startup import engine_config, recurrent
@@ -44,7 +44,7 @@ class V1Proposer:
         device = torch.device(vllm_config.device_config.device)
         self._runner: Any = None
         self.is_warmup = False
-        self._facts: RowFacts | None = None
+        self._facts: Rows | None = None
         self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks()[0] == 0 else None
         if self.drafting is not None:
             self._draft_probs = self.drafting.engine_distributions(device)
@@ -106,7 +106,7 @@ class V1Proposer:
         names = self._runner.input_batch.req_ids[: len(sampled_token_ids)]
         facts = self._facts
         if facts is None or not facts.hold(drafting.allocator, names):
-            facts = self._facts = RowFacts(drafting.allocator, names)
+            facts = self._facts = Rows(drafting.allocator, names)
         if drafting.may_skip:
             drafting.count(names, sampled_token_ids)
             return []
@@ -148,7 +148,7 @@ class V1Proposer:
         )
 
     @torch.inference_mode()
-    def _draft(self, facts: RowFacts, rows: EngineRows) -> Draft:
+    def _draft(self, facts: Rows, rows: EngineRows) -> Draft:
         """Let the draft stage take a step, and pass on the distribution that its drafts were drawn from."""
         assert self.drafting is not None
         slots = torch.tensor(facts.slots)

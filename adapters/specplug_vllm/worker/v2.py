@@ -15,12 +15,12 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from specplug.errors import describe
 from specplug.faults import end_process
-from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
-from specplug.runtime.device_steps import DeviceSteps
-from specplug.runtime.draft_report import DraftReport
-from specplug.runtime.rank_check import RankCheck
-from specplug.runtime.slots import RowFacts
 from specplug.seams.seam import hook
+from specplug.steps.device_steps import DeviceSteps
+from specplug.steps.draft_report import DraftReport
+from specplug.steps.engine_rows import DraftOutputs, EngineRows
+from specplug.steps.rank_check import RankCheck
+from specplug.steps.rows import Rows
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import cuts_on_device, each_rank_drafts, lossy_method
 from specplug_vllm.startup import graphs, recurrent
@@ -76,7 +76,7 @@ class Speculator(BaseSpeculator):
             self._broadcast = None
         self._captured = graphs.captured_lengths(vllm_config) if rank == 0 else {}
         self._outputs_of: dict[int, DraftOutputs] = {}
-        self._facts: RowFacts | None = None
+        self._facts: Rows | None = None
         self.draft_logits: Tensor | None = None
         self._step: Any = None  # the scheduler's output of the newest step
         self.is_warmup = self._is_idle = False
@@ -185,7 +185,7 @@ class Speculator(BaseSpeculator):
         if self.drafting is not None:
             facts = self._facts
             if facts is None or not facts.hold(self.drafting.allocator, input_batch.req_ids):
-                facts = self._facts = RowFacts(self.drafting.allocator, input_batch.req_ids)
+                facts = self._facts = Rows(self.drafting.allocator, input_batch.req_ids)
             reports = self.steps.may_report and step_metadata.of(self._step).reports
             if self.drafting.may_skip and not reports:
                 computed = input_batch.num_computed_prefill_tokens_np + input_batch.num_scheduled_tokens

@@ -26,8 +26,8 @@ from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import VerifierSpec
 from specplug.seams.seam import hook
 from specplug.types.caps import Distribution
-from specplug.types.draft import Draft
 from specplug.types.request import RequestOptions
+from specplug.types.step import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Verification
 from specplug.verify.random import uniforms
 from specplug_vllm import seams

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specplug.runtime.device_steps import DeviceSteps
+from specplug.steps.device_steps import DeviceSteps
 from tests.engines.plain import assert_greedy, greedy, prompts
 from tests.engines.vllm import inside, watching
 from tests.engines.vllm.conftest import NGRAM
