@@ -10,7 +10,7 @@ import pytest
 
 from tests.engines.plain import assert_greedy, greedy
 from tests.engines.vllm import inside
-from tests.engines.vllm.watching import drafting, plain_name, stage_takes_steps
+from tests.engines.vllm.watching import counting, drafting, plain_name, stage_takes_steps
 
 
 def recorded(llm: Any, requests: list[dict[str, Any]], gamma: int | None = None) -> dict[str, Any]:
@@ -62,8 +62,6 @@ def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True) -> dict[str
     runner = inside.runner(llm)
     reported = []
     admitted = []
-    metrics = worker.stage.metrics
-    before = metrics.snapshot()
     begin_step = worker.begin_step
     observe = worker.stage.observe
     manager = runner.adaptive_verification
@@ -87,13 +85,13 @@ def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True) -> dict[str
         begin_step(scheduler_output)
         worker.plan = replace(worker.plan, token_budget=None)
 
-    with stage_takes_steps(llm), pytest.MonkeyPatch.context() as patch:
+    with stage_takes_steps(llm), counting(llm) as counts, pytest.MonkeyPatch.context() as patch:
         patch.setattr(manager, "reallocate_drafts", noting_reallocate_drafts)
         patch.setattr(worker.stage, "observe", noting_observe)
         if not trim:
             patch.setattr(worker, "begin_step", begin_step_without_trim)
         found = recorded(llm, requests)
-    return {**found, "admitted": admitted, "verified": reported, **(metrics.snapshot() - before).as_dict()}
+    return {**found, "admitted": admitted, "verified": reported, **counts}
 
 
 # -- in the test's process -------------------------------------------------------------------------------------------

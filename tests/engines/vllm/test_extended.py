@@ -64,11 +64,9 @@ def test_a_draft_models_cache_stays_in_step_and_lookup_goes_on(server):
 
 def recorded(llm: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
     """Do as `steps.recorded`, and return further the "counts" by source and the "passes" of the draft model by step."""
-    metrics = watching.drafting(llm).stage.metrics
-    before = metrics.snapshot()
-    with passes_by_step(llm) as passes:
+    with passes_by_step(llm) as passes, watching.counting(llm) as counts:
         run = steps.recorded(llm, requests)
-    return {**run, "passes": passes, "counts": (metrics.snapshot() - before).as_dict()["by_source"]}
+    return {**run, "passes": passes, "counts": counts["by_source"]}
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])

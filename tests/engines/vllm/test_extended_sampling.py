@@ -19,7 +19,7 @@ from tests.engines.engines import Engine
 from tests.engines.toy import PAIRS, PROMPT, VOCAB, by_frequency, model, p_value
 from tests.engines.vllm import watching
 from tests.engines.vllm.referee import RUNNERS, fields
-from tests.engines.vllm.test_sampling import sample, toy
+from tests.engines.vllm.test_sampling import toy
 
 __all__ = ["toy"]
 
@@ -68,9 +68,9 @@ def sampled(server: Engine, kind: str) -> tuple[float, dict[str, Any]]:
     references = [[{"token_ids": [token] * 2 * PAIRS}] for token in likely] + [[]]
     ways = [fields(references=given, store=False) for given in references]
     requested = [{**common, **ways[index % 4]} for index in range(ANSWERS[kind])]
-    found = server.call(sample, prompt=PROMPT, requested=requested)
+    found = server.call(watching.counted, prompts=[list(PROMPT)] * len(requested), params=requested)
     assert not found["faults"]
-    return p_value(found["answers"]), found["by_source"]
+    return p_value([answer["token_ids"] for answer in found["result"]]), found["by_source"]
 
 
 SHIFTED = "shifted by one position"

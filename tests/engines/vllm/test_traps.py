@@ -215,7 +215,6 @@ def warmed_up(llm: Any) -> dict[str, Any]:
     runner = inside.runner(llm)
     driver = inside.core(llm).model_executor.driver_worker
     worker = getattr(driver, "worker", driver)
-    drafting = watching.drafting(llm)
     most = runner.scheduler_config.max_num_seqs
     steps = []
 
@@ -226,9 +225,8 @@ def warmed_up(llm: Any) -> dict[str, Any]:
     runner.scheduler_config.max_num_seqs = 2  # in Triton's interpreter
     try:
         with watching.recording(llm) as records:
-            before = drafting.stage.metrics.snapshot()
-            warmup_kernels(runner, execute_model, worker.sample_tokens)
-            counts = (drafting.stage.metrics.snapshot() - before).as_dict()
+            with watching.counting(llm) as counts:
+                warmup_kernels(runner, execute_model, worker.sample_tokens)
             llm.reset_prefix_cache()  # it writes over blocks that it does not ask the scheduler for
     finally:
         runner.scheduler_config.max_num_seqs = most

@@ -33,13 +33,21 @@ def counted(llm: Any, call: str = "generate", **arguments: Any) -> dict[str, Any
 
     "accepted_by_vllm" is vLLM's own count of accepted draft tokens, padding included.
     """
-    stage = drafting(llm).stage
     accepted = "vllm:spec_decode_num_accepted_tokens"
-    before = stage.metrics.snapshot()
     theirs = metrics(llm)[accepted]
-    result = {"generate": generate, "drive": drive}[call](llm, **arguments)
-    counts = (stage.metrics.snapshot() - before).as_dict()
+    with counting(llm) as counts:
+        result = {"generate": generate, "drive": drive}[call](llm, **arguments)
     return {"result": result, "accepted_by_vllm": metrics(llm)[accepted] - theirs, **counts}
+
+
+@contextmanager
+def counting(llm: Any) -> Iterator[dict[str, Any]]:
+    """Yield a dict, which has at the end of the block what was counted in it, as `snapshot`."""
+    metrics_of = drafting(llm).stage.metrics
+    counts: dict[str, Any] = {}
+    before = metrics_of.snapshot()
+    yield counts
+    counts |= (metrics_of.snapshot() - before).as_dict()
 
 
 def watched(llm: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
