@@ -27,7 +27,7 @@ from specplug.requests.parsing import FieldParser
 from specplug.seams.seam import hook
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_vllm import seams
-from specplug_vllm.config import extended_method, proposes, resolved, runner_of
+from specplug_vllm.config import resolve_settings, runner_of, use_of
 from specplug_vllm.worker import status
 
 _PARSER = "_specplug_parser"  # attribute of an InputProcessor whose server enables specplug
@@ -71,14 +71,14 @@ def _open_http() -> None:
 
 def _init_processor(original: Callable[..., None], processor: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
     original(processor, vllm_config, *args, **kwargs)
-    found = resolved(vllm_config)
+    found = resolve_settings(vllm_config)
     if found is None:
         return
     model = vllm_config.model_config
     tokenizer = RequestTokenizer(functools.partial(cached_tokenizer_from_config, model))
     parser = FieldParser(found, model.get_vocab_size(), tokenizer, InvalidRequest, OverloadedRequest)
     setattr(processor, _PARSER, parser)
-    if proposes(vllm_config) and not extended_method(vllm_config) and runner_of(vllm_config) == "v2":
+    if use_of(vllm_config) == "proposers" and runner_of(vllm_config) == "v2":
         from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_LOGIT_BIAS_TOKENS
 
         setattr(vllm_config.speculative_config, _LIMIT, MAX_NUM_LOGIT_BIAS_TOKENS)
