@@ -25,11 +25,10 @@ from specplug_sglang.config import (
     default_requests_of,
     drafter,
     engine_caps,
-    engine_method,
-    is_requested,
     lossy_arguments,
     resolved,
     resolved_args,
+    use_of,
     verifies_greedily,
 )
 from specplug_sglang.seams import VERSIONS
@@ -138,7 +137,7 @@ def resolved_launch(arguments: list[str]) -> Launch | None:
         ) from error
     load_plugins()
     server_args = prepare_server_args(arguments)
-    if not is_requested(server_args):
+    if not use_of(server_args):
         return None
     _require_loaded()
     server_args.resolve_once()
@@ -188,14 +187,14 @@ def launch_of(server_args: Any) -> Launch:
     on_the_host = [STEP_PLANNER, *([launches.host_cost(awaited, "on a GPU")] if awaited else []), *ranks, GRAMMARS]
     last = [UNDRAFTED]
     drawn = [DRAWN] if verifies_greedily() else []
-    if engine_method(server_args) is not None:
+    if use_of(server_args) == "engine":
         last = [f"SGLang's own drafter drafts, by {method}; {ENGINE_DRAFTS}", CUT]
-    elif method is not None:
+    elif method:
         last = [f"SGLang's own drafter drafts {caps.engine_tokens} tokens, by {method}; {EXTENDS}", CUT]
     advice = [CheckResult("ok", head), reach, *(CheckResult("ok", text) for text in on_the_host)]
     advice += [lossy_acceptance(lossy, _LOSSY)] if lossy else []
     advice += [CheckResult("ok", text) for text in (*last, *drawn)]
-    own = () if method is None else (f"SGLang's {method}",)
+    own = (f"SGLang's {method}",) if method else ()
     limit = f"up to {requests} requests (limited by {limited_by})"
     facts = (*own, "chains" if topk == 1 else "trees", scheduling, limit, *(("LOSSY",) if lossy else ()))
     line = start_line(settings, most, *facts, status="on, where HTTP is served")

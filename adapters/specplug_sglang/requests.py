@@ -11,6 +11,7 @@ import numpy.typing as npt
 from specplug.requests import wire
 from specplug.requests.clients import isolation_key
 from specplug.runtime.slots import MAX_STOP_IDS, RunningRequest, Span
+from specplug.runtime.step_planner import Bounds
 from specplug.types.request import Request, RequestOptions, digest_of
 
 
@@ -20,12 +21,10 @@ def running_request(req: Any, max_length: int, inexact: Sequence[str] | None = N
     options, references, tenant = wire.decode(params.custom_params)
     if served_plainly(req, inexact) is not None:
         options = RequestOptions(enabled=False, proposer=options.proposer, store=options.store)
-    prompt_length = len(req.origin_input_ids)
-    max_tokens = max_length if params.max_new_tokens is None else int(params.max_new_tokens)
     request = Request(
         request_id=req.rid,
-        prompt_length=prompt_length,
-        max_tokens=max_tokens,
+        prompt_length=len(req.origin_input_ids),
+        max_tokens=_max_tokens(req, max_length),
         temperature=0.0 if params.top_k <= 1 else params.temperature,
         options=options,
         references=references,
@@ -36,7 +35,23 @@ def running_request(req: Any, max_length: int, inexact: Sequence[str] | None = N
         grammar=req.grammar is not None,
         prompt_digest=digest_of(req.origin_input_ids),
     )
-    return RunningRequest(request, min(prompt_length + max_tokens, max_length), _stop_ids(req), _barriers(req))
+    return RunningRequest(request, _end(req, max_length), _stop_ids(req), _barriers(req))
+
+
+def bounds_of(req: Any, max_length: int, inexact: Sequence[str] | None = None) -> Bounds:
+    """Return the limits of a `Req`; see `running_request`."""
+    cap = 0 if served_plainly(req, inexact) else wire.decode(req.sampling_params.custom_params)[0].cap
+    return Bounds(_end(req, max_length), cap)
+
+
+def _max_tokens(req: Any, max_length: int) -> int:
+    most = req.sampling_params.max_new_tokens
+    return max_length if most is None else int(most)
+
+
+def _end(req: Any, max_length: int) -> int:
+    """Return the maximum length of a request's prompt and output together."""
+    return min(len(req.origin_input_ids) + _max_tokens(req, max_length), max_length)
 
 
 def served_plainly(req: Any, inexact: Sequence[str] | None = None) -> str | None:

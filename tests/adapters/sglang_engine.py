@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from specplug.assembly import build_draft_stage
-from specplug.faults import FaultGuard
 from specplug.interfaces import PluginContext
 from specplug.pipeline.device.columns import Launches
 from specplug.pipeline.draft import DraftStage
@@ -23,9 +22,7 @@ from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.request import BEGINS, Request, RequestEvent
 from specplug_sglang.scheduler.batches import BatchRows, Decoding
-from specplug_sglang.scheduler.device_drafts import DeviceDrafts
-from specplug_sglang.scheduler.drafts import StageDrafts
-from specplug_sglang.scheduler.grammar import GrammarCompleter
+from specplug_sglang.scheduler.drafts import Drafts
 from specplug_sglang.verification.trees import TokenTable
 
 CPU = torch.device("cpu")
@@ -54,12 +51,8 @@ class Engine:
         context = PluginContext(caps, vocab_size=VOCAB, max_slots=SLOTS, max_length=LENGTH, device=CPU)
         self.table, self.slot_of, self.reports = TokenTable(SLOTS, LENGTH, DRAFT_LENGTH + 1, CPU), {}, reports
         stage = stage or build_draft_stage(Settings(policy="fixed"), default_registry(), context, grammars=True)
-        grammars = GrammarCompleter(VOCAB, None, FaultGuard("grammar", sink=stage.metrics.fault))
-        own: Any = stage, self.table, grammars, caps, VOCAB
         self.allocator = SlotAllocator(SLOTS, CPU, self._tell)
-        self.drafts = StageDrafts(*own)
-        if launches is not None:
-            self.drafts = DeviceDrafts(*own, slots=self.allocator.slots, launches=launches)
+        self.drafts = Drafts(stage, self.table, self.allocator.slots, caps, VOCAB, launches=launches)
         self.allocator.engine_slot = self.slot_of.__getitem__
         self._rows: BatchRows | None = None
 
@@ -117,8 +110,8 @@ class Engine:
         """Report everything, and return the counts."""
         for name in list(self.slot_of):
             self.finish(name, None)
-        found = self.drafts.counts.read().as_dict()
-        self.drafts.close()
+        found = self.drafts.stage.metrics.snapshot().as_dict()
+        self.drafts.stage.close()
         return found
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from specplug_sglang.scheduler.engine_drafting import EngineDrafting
 
 from specplug.metrics import NO_SOURCE, OFF_SOURCE
 from specplug.requests import wire
@@ -14,7 +15,6 @@ from specplug.settings import ResolvedSettings, Settings
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.request import RequestOptions
 from specplug_sglang.scheduler import engine_drafting, planned_steps
-from specplug_sglang.scheduler.engine_drafting import EngineDrafting
 
 LADDER = (0, 1, 2, 4)
 PARAMS = {

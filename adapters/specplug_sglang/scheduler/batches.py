@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specplug.runtime.slots import RowFacts, SlotAllocator, SlotRows
+from specplug.runtime.slots import NO_CAP, RowFacts, SlotAllocator, SlotRows
 from specplug.types.batch import EngineBatch
 from specplug.types.plan import StepPlan
 from specplug_sglang.config import resolved_args
@@ -73,6 +73,14 @@ class BatchRows:
         """The requests' temperatures, [B] float32."""
         temperatures = [request.temperature for request in self.facts.requests]
         return on_device(temperatures, torch.float32, self._device)
+
+    @cached_property
+    def limits(self) -> Tensor | None:
+        """The most draft tokens per step that each request allows, [B] int32; None if none sets a limit."""
+        caps = [request.options.cap for request in self.facts.requests]
+        if all(cap is None for cap in caps):
+            return None
+        return on_device([NO_CAP if cap is None else cap for cap in caps], torch.int32, self._device)
 
     @cached_property
     def _all(self) -> Tensor:

@@ -18,7 +18,7 @@ from specplug.cost.measuring import StepSize
 from specplug.types.draft import Draft
 from specplug.types.plan import StepCost
 from specplug_sglang.scheduler.batches import Decoding
-from specplug_sglang.scheduler.drafts import module_of
+from specplug_sglang.scheduler.drafting import module_of
 
 if TYPE_CHECKING:
     from specplug_sglang.scheduler.worker import SpeculativeWorker
@@ -140,7 +140,7 @@ class TimedSteps:
         )
         slots = torch.arange(1, requests + 1)  # row 0 is padding
         self._place(slots.to(device), context + draft_length + 1)
-        worker.drafting.table.tokens[slots.to(device), context] = self._tokens(requests)
+        worker.table.tokens[slots.to(device), context] = self._tokens(requests)
         lengths = torch.full((requests,), context)
         batch.forward_mode = ForwardMode.DECODE
         batch.req_pool_indices = slots.to(device)

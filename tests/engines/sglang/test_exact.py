@@ -40,11 +40,11 @@ def count_drafts(scheduler: Any) -> None:
     """Count, by request id, its decoding steps and the tokens that were verified, until `counted`."""
     drafting = scheduler.draft_worker.drafting
 
-    def launched(reqs: Any, draft: Any, result: Any) -> None:
-        for req, length in zip(reqs, [0] * len(reqs) if draft is None else draft.lengths.tolist(), strict=True):
+    def launched(reqs: Any, draft_length: int, result: Any) -> None:
+        for req, verified in zip(reqs, result.cap_lens.tolist(), strict=True):
             steps, tokens = DRAWN.get(req.rid, (0, 0))
-            DRAWN[req.rid] = (steps + 1, tokens + length)
-        original(reqs, draft, result)
+            DRAWN[req.rid] = (steps + 1, tokens + verified - 1)
+        original(reqs, draft_length, result)
 
     DRAWN.clear()
     original = trees.put(drafting, "launched", launched)

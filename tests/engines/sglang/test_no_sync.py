@@ -68,9 +68,9 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
 
     The first step copies what steps that draft need.  "own" is the number of launches of the proposer itself.
     """
-    from specplug_sglang.scheduler import device_drafts
+    from specplug_sglang.scheduler import drafting as module
     from specplug_sglang.scheduler.batches import Decoding
-    from specplug_sglang.scheduler.drafting import ProposerDrafting
+    from specplug_sglang.scheduler.drafting import Drafting
 
     launched: list[str] = []
 
@@ -79,10 +79,10 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
 
     kernels = Launches(*map(noting, Launches._fields))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_drafts, "launches_for", lambda device: kernels)
-        drafting = ProposerDrafting(
-            scheduler.server_args, scheduler.model_config, slots=9, device=META, rank=0, tokenizer=None
-        )
+        patch.setattr(module, "launches_for", lambda device: kernels)
+        runner = SimpleNamespace(device="meta", model_config=scheduler.model_config)
+        ranks = SimpleNamespace(rank=0, agree=lambda number: number)
+        drafting = Drafting(scheduler.server_args, SimpleNamespace(model_runner=runner), ranks)  # type: ignore[arg-type]
     reqs = [request(name, slot) for slot, name in enumerate("abc", start=1)]
     drafting.admit(reqs)
     slots, before, counts = empty(3, dtype=torch.int64), empty(3, dtype=torch.int64), empty(3)
