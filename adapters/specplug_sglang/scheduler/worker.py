@@ -63,8 +63,8 @@ class SpeculativeWorker(BaseSpecWorker):
         shorten_rollbacks(server_args)
         # Runs before SGLang sizes its cache, so these allocations are counted.
         self.drafting = Drafting(server_args, target_worker, self.ranks)
-        assert self.self.table is not None
-        self.table = self.self.table
+        assert self.drafting.table is not None
+        self.table = self.drafting.table
         self._operations = operations_for(self.table)
         self._leave_room()
         self.speculative_num_draft_tokens = self.drafting.caps.max_draft_length + 1

@@ -11,7 +11,7 @@ import pytest
 
 from tests.engines.engines import Raised
 from tests.engines.launch import TINY
-from tests.engines.plain import assert_greedy, greedy, ids
+from tests.engines.plain import assert_greedy, greedy
 from tests.engines.server import Server
 from tests.engines.sglang.drafters import CHANGING, LENGTH, ROWS, answers, arguments, counts, drafted, set_mode, status
 from tests.engines.sglang.engines import Engine
@@ -27,34 +27,6 @@ def standalone(engine: Callable[..., Engine]) -> Engine:
 def operated(standalone: Engine) -> Iterator[Engine]:
     yield standalone
     standalone.call(set_mode, mode="on", num_speculative_tokens=None)
-
-
-def test_requests_limits_are_kept_in_one_batch(standalone):
-    """All rows have one length; of a limited row's draft no more than its limit is accepted."""
-    fields = [{}, {"specplug_num_speculative_tokens": 1}, {"specplug_enabled": False}]
-    params = [{"custom_params": dict(fields[row % 3])} for row in range(9)]
-    given = [ROWS[row // 3] for row in range(9)]
-    found = answers(standalone, params, given)
-    assert_greedy(given, [greedy(row) for row in given], found)
-    emitted = [answer["meta"]["completion_tokens"] - 1 for answer in found]  # the first token is the prefill's
-    a_step = [tokens / answer["meta"]["spec_verify_ct"] for tokens, answer in zip(emitted, found, strict=True)]
-    assert max(a_step[0::3]) > 2
-    assert all(1 < tokens <= 2 for tokens in a_step[1::3])
-    assert a_step[2::3] == [1, 1, 1]
-
-
-def test_penalties_are_exact(standalone, baseline):
-    """SGLang alone counts a step as one token for them, however many it accepted."""
-    params = [{"frequency_penalty": 0.5}, {"presence_penalty": 0.9}, {"min_new_tokens": 40}, {}] * 2
-    given = [tuple(ids(text)) for text in ("The capital of France is", "def f(x):")] * 4
-    found, expected = (answers(each, params, given) for each in (standalone, baseline))
-    assert [answer["token_ids"] for answer in found] == [answer["token_ids"] for answer in expected]
-
-
-def test_a_grammar_is_followed(standalone, baseline):
-    params = {"regex": "[a-f]{3}( [a-f]{3}){4}", "max_new_tokens": 40}
-    found, expected = (answers(each, params, ROWS[:4]) for each in (standalone, baseline))
-    assert [answer["token_ids"] for answer in found] == [answer["token_ids"] for answer in expected]
 
 
 def test_an_operator_switches_off_and_limits(operated):
