@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import compress
 from operator import attrgetter
 from time import perf_counter
 from typing import Any
@@ -24,8 +22,7 @@ from specplug.plugins.specs import ProposerSpec
 from specplug.runtime.draft_report import NO_DRAFTS
 from specplug.runtime.outcome_counts import OutcomeCounts
 from specplug.runtime.slots import SlotAllocator
-from specplug.runtime.step_planner import UNREPORTED, Bounds, Launched, StepPlanner
-from specplug.types.plan import StepCost
+from specplug.runtime.step_planner import Bounds, StepPlanner
 from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, RequestEvent
 from specplug_sglang.config import drafter, engine_caps, least_captured, resolved, rows_of_pool, use_of
 from specplug_sglang.requests import bounds_of, finished_prefills, prompt_of, running_request, text_length
@@ -33,7 +30,7 @@ from specplug_sglang.scheduler.batches import BatchRows
 from specplug_sglang.scheduler.drafts import Drafts
 from specplug_sglang.scheduler.endings import visible_tokens
 from specplug_sglang.scheduler.ranks import RankGroup
-from specplug_sglang.scheduler.results import LaunchedStep, VerifiedStep
+from specplug_sglang.scheduler.results import Results
 from specplug_sglang.verification.trees import TokenTable, on_device
 
 
@@ -60,6 +57,7 @@ class Drafting:
         held: the requests that run or may resume, with their retraction counts, by id.
         rows: those of the planned batch.
         length: the newest plan's draft length.
+        results: of the steps.
         start_costs: what steps cost, as far as it is known before the first request.
     """
 
@@ -127,9 +125,7 @@ class Drafting:
         self._module = module_of(self.device)
         self._stream = None
         self._began = 0.0
-        self._has_prefilled = False  # since the last step
-        self._launched: deque[LaunchedStep] = deque()
-        self._unsettled: VerifiedStep | None = None
+        self.results = Results(self.step_planner, self.stage, self.outcomes)
 
     # -- requests and the engine ---------------------------------------------------------------------------------
 
@@ -191,7 +187,7 @@ class Drafting:
             with self._in_stream():
                 self.drafts.ingest(BatchRows(self.allocator, [req], self.device), visible)
         self.allocator.finish(rid, aborted=aborted, visible=visible)
-        self.settle()
+        self.results.settle()
         self.step_planner.forget([rid])
 
     def _take_in(self, req: Any) -> None:
@@ -226,7 +222,7 @@ class Drafting:
 
     def prefill(self, reqs: Sequence[Any]) -> None:
         """Prepare for a prefill.  Proposers read prompts at the first step that drafts."""
-        self._has_prefilled = True
+        self.results.has_prefilled = True
         self.admit(reqs)
 
     def append_first(self, reqs: Sequence[Any], slots: Tensor, lengths: Tensor, tokens: Tensor) -> None:
@@ -247,7 +243,7 @@ class Drafting:
         if self.drafts is not None:
             self.drafts.emits_one()
         complete = [reqs[row] for row in whole]
-        self._count(complete, [self.step_planner.is_off or self._bounds(req).cap == 0 for req in complete])
+        self.results.count(complete, [self.step_planner.is_off or self._bounds(req).cap == 0 for req in complete])
 
     # -- one step --------------------------------------------------------------------------------------------------
 
@@ -259,7 +255,7 @@ class Drafting:
         self._began = perf_counter()
         if self._module is not None:
             self._stream = self._module.current_stream()
-        self.settle()
+        self.results.settle()
         if not self.rows.hold(self.allocator, reqs):
             self.admit(reqs)
             self.rows = BatchRows(self.allocator, reqs, self.device)
@@ -279,93 +275,22 @@ class Drafting:
         return min(least_captured(self.caps, longest), plan.draft_length)
 
     def launched(self, reqs: Sequence[Any], draft_length: int, result: Any) -> None:
-        """Queue a launched step until its results arrive, with SGLang's `result`, which is on the host by then.
-
-        If no draft token was verified, `draft_length` is 0; the step's tokens are counted when its results arrive.
-        """
+        """Queue a launched step until its results arrive; see `Results.launched`."""
         report = NO_DRAFTS
         if self.drafts is not None:
             report = self.drafts.report
             if not draft_length:
                 self.drafts.emits_one()
-        step = self._launch(reqs, draft_length)
-        self._launched.append(LaunchedStep(step, tuple(reqs), result if draft_length else None, report))
-
-    def _launch(self, reqs: Sequence[Any], draft_length: int) -> Launched:
-        """Return what the planner knows of a step that begins.
-
-        A prefill queued before the step may still be running when the step begins, so the step is then not timed.
-        """
-        timed = not self._has_prefilled
-        self._has_prefilled = False
-        planner = self.step_planner
-        if planner.is_off:
-            return UNREPORTED
-        if not planner.reads_costs:
-            return Launched(planner.plan)
-        rows = len(reqs)
-        context = sum([len(req.origin_input_ids) + len(req.output_ids) for req in reqs])
-        cost = StepCost(rows, rows * (draft_length + 1), context, draft_length, 0.0)
-        return planner.launch(self._began, cost, timed=timed)
-
-    # -- results ---------------------------------------------------------------------------------------------------
-
-    def verified(self, accepted: Sequence[int]) -> None:
-        """Process a step's accepted counts by row."""
-        ended = perf_counter()
-        self.settle()
-        if not self._launched:
-            return
-        step = self._launched.popleft()
-        if len(step.reqs) != len(accepted):  # a step that the worker did not see
-            self._launched.clear()
-        else:
-            self._unsettled = self._results_of(step, accepted, ended)
-
-    def _results_of(self, step: LaunchedStep, accepted: Sequence[int], ended: float) -> VerifiedStep | None:
-        """Return a step to report once its ends are known, None if nothing is left."""
-        if step.result is None:
-            plan = step.launched.plan
-            self._count(step.reqs, [plan.takes_none(req.rid) for req in step.reqs])
-            self.step_planner.finish(step.launched, (), ended, step.report)
-            return None
-        is_read = self.step_planner.reads_costs or self.outcomes is not None
-        return VerifiedStep.of(step, accepted, ended) if is_read else None
-
-    def settle(self) -> None:
-        """Report the newest verified step to the planner, as its ends are known by now."""
-        step = self._unsettled
-        self._unsettled = None
-        if step is None:
-            return
-        received = step.received()
-        results = step.draft_results(received)
-        if self.outcomes is not None:
-            rows = zip(step.reqs, step.verified, received, strict=True)
-            plain = [req.rid for req, verified, count in rows if count and not verified]
-            off = sum(map(step.launched.plan.takes_none, plain))
-            self.outcomes.record(list(compress(results, step.verified)), len(received), sum(received), off)
-        self.step_planner.finish(step.launched, results, step.ended, step.report)
+        self.results.launched(self._began, reqs, draft_length, result, report)
 
     def counts(self) -> MetricsSnapshot:
         """Return the counts of a rank that drafts, or of SGLang's own drafter; on a GPU this waits for queued steps."""
-        self.settle()
+        self.results.settle()
         if self.outcomes is not None:
             return self.outcomes.snapshot({})
         assert self.stage is not None
         with self._in_stream():
             return self.stage.metrics.snapshot()
-
-    def _count(self, reqs: Sequence[Any], off: Sequence[bool]) -> None:
-        """Count a step of requests without drafts; `off` is true for those that could not draft."""
-        for could_not in (False, True):
-            rows = [req for req, is_off in zip(reqs, off, strict=True) if is_off is could_not]
-            ended = sum(req.finished() for req in rows)
-            if self.outcomes is not None:
-                emitted = len(rows) - ended
-                self.outcomes.record((), emitted, emitted, emitted if could_not else 0)
-            elif self.stage is not None:
-                self.stage.metrics.record_on_host(len(rows), ended, planned=not could_not)
 
 
 def module_of(device: torch.device) -> Any:

@@ -67,7 +67,7 @@ class RuntimeStates:
 
     def on_verify_complete(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """Process a step's accepted counts by row."""
-        self._drafting.verified(num_correct_drafts_per_req)
+        self._drafting.results.verified(num_correct_drafts_per_req)
 
 
 @functools.cache

@@ -130,7 +130,7 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """Process the accepted counts of a step; SGLang calls this one step late."""
-        self.drafting.verified(num_correct_drafts_per_req)
+        self.drafting.results.verified(num_correct_drafts_per_req)
 
     def clear_cache_pool(self) -> None:
         """Notify proposers: an operator who drops cached prompts may want drafts dropped too."""

@@ -152,7 +152,7 @@ def left_over(scheduler: Any) -> dict[str, int]:
         "held": len(drafting.held),
         "tallies": len(drafting.step_planner._tallies),
         "capped": len(drafting.step_planner._capped),
-        "steps under way": len(drafting._launched),
+        "steps under way": len(drafting.results.pending),
     }
 
 
