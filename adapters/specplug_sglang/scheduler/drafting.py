@@ -16,13 +16,14 @@ from specplug.assembly import build_draft_stage
 from specplug.cost.store import StartCosts
 from specplug.interfaces import PluginContext
 from specplug.metrics import MetricsSnapshot
-from specplug.pipeline.device.columns import launches_for
+from specplug.operator.server_planner import ServerPlanner
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
-from specplug.runtime.draft_report import NO_DRAFTS
-from specplug.runtime.outcome_counts import OutcomeCounts
-from specplug.runtime.slots import SlotAllocator
-from specplug.runtime.step_planner import Bounds, StepPlanner
+from specplug.steps.draft_report import NO_DRAFTS
+from specplug.steps.kernels.columns import launches_for
+from specplug.steps.outcome_counts import OutcomeCounts
+from specplug.steps.slots import SlotAllocator
+from specplug.steps.step_planner import Bounds
 from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, RequestEvent
 from specplug_sglang.config import drafter, engine_caps, least_captured, resolved, rows_of_pool, use_of
 from specplug_sglang.requests import bounds_of, finished_prefills, prompt_of, running_request, text_length
@@ -87,7 +88,7 @@ class Drafting:
             target_tokenizer=tokenizer,
         )
         self._inexact = inexact
-        self.step_planner: StepPlanner[Any] = StepPlanner(
+        self.step_planner: ServerPlanner[Any] = ServerPlanner(
             self.resolved, context, attrgetter("rid"), text_length, self._bounds
         )
         self.start_costs = StartCosts()

@@ -14,19 +14,15 @@ import torch
 from torch import Tensor
 
 from specplug.faults import FaultGuard
-from specplug.pipeline.device.columns import Launches
-from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
-from specplug.pipeline.expected import may_report, survival_sums
-from specplug.runtime.device_steps import DeviceSteps
-from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
-from specplug.runtime.ends import StopDetector
-from specplug.runtime.slots import SlotTable
-from specplug.types.batch import EngineBatch
+from specplug.steps.device_steps import DeviceSteps
+from specplug.steps.draft_report import NO_DRAFTS, DraftReport, may_report, survival_sums
+from specplug.steps.draft_stage import DraftStage
+from specplug.steps.engine_rows import DraftOutputs, EngineRows
+from specplug.steps.kernels.columns import Launches
+from specplug.steps.slots import SlotTable
+from specplug.steps.stops import StopDetector
 from specplug.types.caps import EngineCaps
-from specplug.types.draft import Draft
-from specplug.types.plan import NO_SPECULATION, StepPlan
-from specplug.types.verdict import Outcome, Verdict
+from specplug.types.step import NO_SPECULATION, Draft, EngineBatch, Outcome, StepPlan, Verdict
 from specplug_sglang.scheduler.batches import BatchRows, Decoding
 from specplug_sglang.scheduler.grammar import GrammarCompleter
 from specplug_sglang.verification.trees import TokenTable, on_device

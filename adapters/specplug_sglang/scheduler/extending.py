@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specplug.seams.seam import hook
-from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.draft import NO_TOKEN
+from specplug.types.step import Draft
 from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.scheduler.engine_workers import PlannedWorker
 from specplug_sglang.scheduler.worker import extra_context_len, refuse_larger_pool

@@ -8,11 +8,12 @@ from itertools import compress
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from specplug.pipeline.draft import DraftStage
-from specplug.runtime.draft_report import DraftReport
-from specplug.runtime.outcome_counts import OutcomeCounts
-from specplug.runtime.step_planner import UNREPORTED, DraftResult, Launched, StepPlanner, until_stop
-from specplug.types.plan import StepCost
+from specplug.operator.server_planner import ServerPlanner
+from specplug.steps.draft_report import DraftReport
+from specplug.steps.draft_stage import DraftStage
+from specplug.steps.outcome_counts import OutcomeCounts
+from specplug.steps.step_planner import UNREPORTED, DraftResult, until_stop
+from specplug.types.step import StepCost, StepRecord
 
 
 class LaunchedStep(NamedTuple):
@@ -23,7 +24,7 @@ class LaunchedStep(NamedTuple):
         report: of its drafts, to be read once the results have arrived.
     """
 
-    launched: Launched
+    launched: StepRecord
     reqs: tuple[Any, ...]
     result: Any
     report: DraftReport
@@ -39,7 +40,7 @@ class VerifiedStep(NamedTuple):
         report: of the step's drafts.
     """
 
-    launched: Launched
+    launched: StepRecord
     ended: float
     reqs: Sequence[Any]
     before: Sequence[int]
@@ -87,7 +88,7 @@ class Results:
     """
 
     def __init__(
-        self, step_planner: StepPlanner[Any], stage: DraftStage | None, outcomes: OutcomeCounts | None
+        self, step_planner: ServerPlanner[Any], stage: DraftStage | None, outcomes: OutcomeCounts | None
     ) -> None:
         self._planner = step_planner
         self._stage = stage
@@ -104,7 +105,7 @@ class Results:
         step = self._launch(began, reqs, draft_length)
         self.pending.append(LaunchedStep(step, tuple(reqs), result if draft_length else None, report))
 
-    def _launch(self, began: float, reqs: Sequence[Any], draft_length: int) -> Launched:
+    def _launch(self, began: float, reqs: Sequence[Any], draft_length: int) -> StepRecord:
         """Return what the planner knows of a step that begins.
 
         A prefill queued before the step may still be running when the step begins, so the step is then not timed.
@@ -115,7 +116,7 @@ class Results:
         if planner.is_off:
             return UNREPORTED
         if not planner.reads_costs:
-            return Launched(planner.plan)
+            return StepRecord(planner.plan)
         rows = len(reqs)
         context = sum([len(req.origin_input_ids) + len(req.output_ids) for req in reqs])
         cost = StepCost(rows, rows * (draft_length + 1), context, draft_length, 0.0)

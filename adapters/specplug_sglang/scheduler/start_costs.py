@@ -22,8 +22,7 @@ import torch
 
 from specplug.cost.measuring import Measurement, StepLimits, StepSize, measure, step_sizes
 from specplug.cost.store import StartCosts, costs_at_start
-from specplug.types.draft import Draft
-from specplug.types.plan import StepCost
+from specplug.types.step import Draft, StepCost
 from specplug_sglang import seams
 from specplug_sglang.config import resolved_args
 from specplug_sglang.scheduler.batches import Decoding

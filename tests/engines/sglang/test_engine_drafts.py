@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from specplug.types.plan import StepPlan
+from specplug.types.step import StepPlan
 from tests.engines import toy
 from tests.engines.plain import assert_greedy, greedy, ids
 from tests.engines.sglang import inside, trees, watching
