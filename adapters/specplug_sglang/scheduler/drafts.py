@@ -117,7 +117,9 @@ class Drafts:
             return self._propose_by_stage(batch, draft_length, plan)
         planned = plan if plan.draft_length == draft_length else replace(plan, draft_length=draft_length)
         draft = self._next(batch, planned)
-        return None if self._has_no_tail() else self._fitted(draft, draft.lengths)
+        if self._is_fixed and self._has_failed():
+            return None
+        return self._fitted(draft, draft.lengths) if self._reads_lengths else draft
 
     def idle(self, batch: Decoding) -> None:
         """Prepare for a step that verifies no drafts."""
@@ -154,7 +156,7 @@ class Drafts:
         caps = batch.caps(plan)
         limits = None if caps is None else on_device(caps, torch.int32, self._device)
         draft = self._proposed(batch, view, draft_length, limits)
-        if self._has_no_tail():
+        if self._is_fixed and self._has_failed():
             return None
         constrained = batch.is_constrained
         if self._reads_lengths and not constrained and self.stage.tracer is None and not draft.lengths.any():
@@ -163,14 +165,14 @@ class Drafts:
         proposed = draft.lengths
         if constrained:
             draft = self.grammars.of(view, batch.reqs, draft, limits, plan.token_budget)
-        return self._fitted(draft, proposed)
+        return self._fitted(draft, proposed) if self._reads_lengths else draft
 
     def _proposed(self, batch: Decoding, view: EngineBatch, draft_length: int, limits: Tensor | None) -> Draft:
         """Return the stage's drafts of at most `draft_length` tokens, and `limits` [B] per row; report them if due."""
         if not (self.reports_expected and self._may_report):
             return self.stage.propose(view, draft_length, limits)
         whole = self.stage.propose(view, self._longest, batch.rows.table.caps)
-        if not any(runner.has_failed for runner in self.stage.runners):
+        if not self._has_failed():
             self._see_ends(batch)
             rows = batch.rows.table
             counted = (rows.caps != 0) & (self.stops.stopped[batch.slots] != rows.generations)
@@ -180,17 +182,15 @@ class Drafts:
         draft.shorten(whole_length if limits is None else limits.clamp(max=draft_length))
         return draft
 
-    def _has_no_tail(self) -> bool:
-        """Return whether lookup failed to continue the newest drafts of SGLang's own drafter."""
-        return self._is_fixed and any(runner.has_failed for runner in self.stage.runners)
+    def _has_failed(self) -> bool:
+        """Return whether a proposer failed to draft in the newest step."""
+        return any(runner.has_failed for runner in self.stage.runners)
 
     def _fitted(self, draft: Draft, proposed: Tensor) -> Draft | None:
         """Shorten a draft on a CPU, which captures nothing, to its longest row; None if nothing is drafted.
 
         What a grammar cut must be reported with a step of drafts, even if it cut everything of `proposed` [B] tokens.
         """
-        if not self._reads_lengths:
-            return draft
         longest = max(int(draft.lengths.max()), int(proposed.any()))
         if not longest:
             self.grammars.drop()

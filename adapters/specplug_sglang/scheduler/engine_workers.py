@@ -93,7 +93,12 @@ class PlannedWorker:
         logging.getLogger(_SWITCHES).addFilter(lambda record: "Switch adaptive" not in record.getMessage())
         shorten_rollbacks(server_args)
         acceptance.count_lossy(server_args)
-        hook(eagle_worker_common, "eagle_sample", acceptance.sampling_by(self.model_runner.sampler))
+        sampler = self.model_runner.sampler
+
+        def sample(*args: Any, **kwargs: Any) -> acceptance.Verified:
+            return acceptance.sample(sampler, *args, **kwargs)
+
+        hook(eagle_worker_common, "eagle_sample", sample)
         if self.drafting.rank == 0:
             doctor.launch_of(server_args).announce()
 

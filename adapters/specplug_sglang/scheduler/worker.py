@@ -206,11 +206,12 @@ class SpeculativeWorker(BaseSpecWorker):
         drafting = self.drafting
         slots = step.slots
         before = step.before
-        given = Draft.allocate(len(batch.reqs), 0, device=self.device) if draft is None else draft
+        if draft is None:
+            draft = Draft.allocate(len(batch.reqs), 0, device=self.device)
         places = self.req_to_token_pool.req_to_token
-        verified = self._operations.verification(given, self.table, slots, before, places)
+        verified = self._operations.verification(draft, self.table, slots, before, places)
         nodes = verified.nodes
-        n = given.draft_length + 1
+        n = draft.draft_length + 1
         with self.draft_lengths.using(n):
             backend = self.model_runner.attn_backend
             mask = None
@@ -225,8 +226,8 @@ class SpeculativeWorker(BaseSpecWorker):
             acceptance.sample_plainly(self.model_runner.sampler, batch, logits, predict, n)
             if self._keeps_states:  # within `using`: the backend that attended knows which state belongs to which row
                 commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, n)
-        if given.parents is not None or batch.return_logprob:
-            self._settle(batch, given, accept_lens, accept_index, predict, logits)
+        if draft.parents is not None or batch.return_logprob:
+            self._settle(batch, draft, accept_lens, accept_index, predict, logits)
         accepted = self._operations.append(self.table, slots, before, predict, accept_index, accept_lens)
         if on_publish is not None:
             on_publish(accepted.new_seq_lens)

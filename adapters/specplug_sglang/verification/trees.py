@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specplug.launching import power_of_two
 from specplug.types.step import Draft
 
 
@@ -46,11 +47,13 @@ class TokenTable:
         tokens: [S, L + most_emitted + 1] int32; undefined at and beyond a row's length.
         places: [most_emitted] int64, the numbers from 0 on.
         nodes: [4, S * most_emitted] int64, where kernels write the nodes of chains.
+        block: the least power of two that holds the nodes of any step, so that no step compiles a kernel again.
     """
 
     def __init__(self, slots: int, length: int, most_emitted: int, device: torch.device) -> None:
         self.tokens = torch.zeros(slots, length + most_emitted + 1, dtype=torch.int32, device=device)
         self.most_emitted = most_emitted
+        self.block = power_of_two(most_emitted)
         self.places = torch.arange(most_emitted, device=device)
         self.nodes = torch.empty(4, slots * most_emitted, dtype=torch.int64, device=device)
         self.chains = lru_cache(maxsize=256)(self._chains)
