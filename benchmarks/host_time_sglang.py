@@ -12,7 +12,6 @@ own, after these steps: the median and the 99th percentile.  Subtract the policy
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -39,7 +38,7 @@ def engine_of(pool: Any, policy: str, batch: int) -> Any:
     launch = configuration(
         "SPECPLUG",
         draft_length=DRAFT_LENGTH,
-        environment={"SPECPLUG_CONFIG": json.dumps(settings)},
+        settings=settings,
         max_running_requests=max(batch, 8),
         max_total_tokens=max(batch, 8) * 1024,
         disable_radix_cache=True,

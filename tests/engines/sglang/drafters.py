@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ def arguments(draft: Path, settings: dict[str, Any] | None) -> dict[str, Any]:
     return {
         **lengths,
         "speculative_draft_model_path": str(draft),
-        "environment": {"SPECPLUG_CONFIG": json.dumps(settings or {})},
+        "settings": settings or {},
     }
 
 

@@ -6,7 +6,6 @@ by text, with those of SGLang alone, whose draft length never changes.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -230,7 +229,7 @@ def plan_otherwise(scheduler: Any) -> None:
 
 @SLOW
 def test_all_ranks_take_rank_0s_lengths(make):
-    environment = {"SPECPLUG_CONFIG": json.dumps(CHANGING), "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    environment = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
     engine = make("planned", "STANDALONE", tp_size=2, environment=environment)
     engine.inside(plan_otherwise)
     assert_right(answers(engine))

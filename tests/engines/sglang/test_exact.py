@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -56,8 +55,7 @@ def counted(scheduler: Any) -> dict[str, tuple[int, int]]:
 
 
 def varied(engine: Callable[..., Engine], **arguments: Any) -> Engine:
-    environment = {"SPECPLUG_CONFIG": json.dumps(VARIED)}
-    return engine("SPECPLUG", environment=environment, **SERVED, name="exact", **arguments)
+    return engine("SPECPLUG", settings=VARIED, **SERVED, name="exact", **arguments)
 
 
 @pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True], ids=["sync", "overlap"])
@@ -95,7 +93,7 @@ def toys(small: Callable[..., Engine]) -> Engine:
         "SPECPLUG",
         sampling=True,
         overlap=False,
-        environment={"SPECPLUG_CONFIG": json.dumps({**NGRAM, "faults": {"host_deadline_ms": None}})},
+        settings={**NGRAM, "faults": {"host_deadline_ms": None}},
     )
 
 

@@ -6,7 +6,6 @@ device with tensors on the meta device, which have no values to read.
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,22 +21,18 @@ from tests.steps.test_no_sync import Watch
 META = torch.device("meta")
 DRAFT_LENGTH = 4
 
-SETTINGS = json.dumps(
-    {
-        "proposer": "bigram",
-        "policy": "fixed",
-        "faults": {"host_deadline_ms": None},
-        "options": {"fixed": {"token_budget": 6}},
-    }
-)
+SETTINGS = {
+    "proposer": "bigram",
+    "policy": "fixed",
+    "faults": {"host_deadline_ms": None},
+    "options": {"fixed": {"token_budget": 6}},
+}
 
 
 def test_a_step_without_drafts_is_few_launches(engine):
     """Everything before the target's forward counts, SGLang's preparation of the batch as well."""
-    settings = json.dumps({"proposer": "ngram", "policy": "fixed"})
-    watched = engine(
-        "SPECPLUG", topk=1, draft_length=DRAFT_LENGTH, environment={"SPECPLUG_CONFIG": settings}, name="plain steps"
-    )
+    settings = {"proposer": "ngram", "policy": "fixed"}
+    watched = engine("SPECPLUG", draft_length=DRAFT_LENGTH, settings=settings, name="plain steps")
     watched.inside(watch_steps)
     prompts = [[5, 6, 7, 8] * 6 + [9], [11, 12, 13] * 8]
     with watched.planted(trees.skip_drafts):
@@ -50,9 +45,7 @@ def test_a_step_without_drafts_is_few_launches(engine):
 
 
 def test_a_step_of_a_proposer_on_the_device_is_two_launches_and_its_own(engine):
-    watched = engine(
-        "SPECPLUG", topk=1, draft_length=DRAFT_LENGTH, environment={"SPECPLUG_CONFIG": SETTINGS}, name="no-sync"
-    )
+    watched = engine("SPECPLUG", draft_length=DRAFT_LENGTH, settings=SETTINGS, name="no-sync")
     found = watched.inside(between_kernels)
     assert found["launched"] == ["begin", "finish"] * 3
     assert found["launches"] == found["own"] > 0

@@ -43,7 +43,7 @@ def server(serve: Callable[..., Server], control_file: Path) -> Server:
     return serve(
         "SPECPLUG",
         name="operated",
-        environment={"SPECPLUG_CONFIG": json.dumps(settings)},
+        settings=settings,
         enable_metrics=True,
         api_key=KEY,
         admin_api_key=ADMIN,
