@@ -217,7 +217,7 @@ def refusal(what: str, found: str, expected: str, alternative: str = OFF) -> Eng
     return error
 
 
-def completed(algorithm: Any, server_args: Any) -> None:
+def complete_arguments(algorithm: Any, server_args: Any) -> None:
     """Fill in what SGLang asks of a chain, steps for all its tokens, where lookup continues the drafts of its drafter.
 
     Its workers run `engine_tokens` steps; see `scheduler.extending`.
@@ -247,7 +247,7 @@ def completed(algorithm: Any, server_args: Any) -> None:
     )
 
 
-def handled(result: None, algorithm: Any, server_args: Any) -> None:
+def check_arguments(result: None, algorithm: Any, server_args: Any) -> None:
     """Check the arguments that SGLang has resolved for its algorithm; raise ValueError as `handle_server_args` does."""
     with refusals():
         if drafter(server_args):

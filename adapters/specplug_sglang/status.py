@@ -92,7 +92,7 @@ def _with_lossy(counted: MetricsSnapshot) -> dict[str, Any]:
     return replace(counted, lossy=acceptance.counter.read()).as_dict()
 
 
-def state_reported(original: Any, controller: Any, request: Any) -> Any:
+def report_state(original: Any, controller: Any, request: Any) -> Any:
     """Wrap `get_internal_state` and add the status to its result.
 
     An exception here would end the scheduler, and with it the server, so it is reported in the status instead.
@@ -108,7 +108,7 @@ def state_reported(original: Any, controller: Any, request: Any) -> Any:
     return answer
 
 
-def state_set(original: Any, controller: Any, request: Any) -> Any:
+def set_state(original: Any, controller: Any, request: Any) -> Any:
     """Wrap `set_internal_state` and apply an operator's order; an invalid order changes nothing."""
     from sglang.srt.managers.io_struct import SetInternalStateReq, SetInternalStateReqOutput
 

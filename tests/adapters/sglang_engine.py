@@ -70,7 +70,7 @@ class Engine:
         self.table.append_one(
             torch.tensor([slot]), torch.tensor([len(text)]), torch.tensor([prompt[-1]], dtype=torch.int32)
         )
-        self.drafts.emits_one()
+        self.drafts.note_single_tokens()
         self.drafts.stage.metrics.record_on_host(1)
 
     def finish(self, name: str, visible: int | None) -> None:
@@ -91,7 +91,7 @@ class Engine:
         self._batch = Decoding(reqs, self._rows, slots, before, False, engine_ids)
         if plan.draft_length:
             return self.drafts.propose(self._batch, plan.draft_length, plan)
-        self.drafts.idle(self._batch)
+        self.drafts.skip(self._batch)
         return None
 
     def verify(self, draft: Draft | None, emitted: list[list[int]]) -> None:
@@ -100,7 +100,7 @@ class Engine:
         for slot, before, row in zip(self._batch.slots.tolist(), self._batch.before.tolist(), emitted, strict=True):
             self.table.tokens[slot, before + 1 : before + 1 + len(row)] = torch.tensor(row)
         if draft is None:
-            self.drafts.emits_one()
+            self.drafts.note_single_tokens()
             self.drafts.stage.metrics.record_on_host(len(emitted))
         else:
             self.drafts.observe(self._batch, draft, torch.tensor(counts, dtype=torch.int32))

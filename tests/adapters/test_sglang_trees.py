@@ -23,7 +23,7 @@ from specplug.types.request import Reference, RequestOptions
 from specplug.types.step import Draft
 from specplug_sglang import requests
 from specplug_sglang.config import LADDER, ladder_up_to, largest_batches, least_captured, needed_batches
-from specplug_sglang.requests import prompt_of, running_request, served_plainly
+from specplug_sglang.requests import inexact_feature, prompt_of, running_request
 from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.verification.attention import check, most_cached, reads_mask
 from specplug_sglang.verification.trees import Nodes, TokenTable, append, chain_sees, nodes, whole_mask
@@ -312,7 +312,7 @@ def req(sampling: dict[str, Any] | None = None, **given: Any) -> SimpleNamespace
 
 
 def test_a_request_as_plug_ins_see_it(monkeypatch):
-    monkeypatch.setattr(requests, "goes_back", lambda grammar: True)
+    monkeypatch.setattr(requests, "can_roll_back", lambda grammar: True)
     options = RequestOptions(num_speculative_tokens=2, proposer="oracle")
     custom = {wire.WIRE_KEY: wire.encode(options, (Reference.of([5, 6], "x"),), "me")}
     sampling = {"temperature": 0.5, "top_k": 1 << 30, "top_p": 0.9, "sampling_seed": 7, "custom_params": custom}
@@ -346,7 +346,7 @@ INEXACT: list[tuple[str, dict[str, Any]]] = [
 def test_what_would_be_inexact_gets_no_drafts(why, sampling):
     custom = {wire.WIRE_KEY: wire.encode(RequestOptions(num_speculative_tokens=4, proposer="x", store=False), (), None)}
     given = req({**sampling, "custom_params": custom})
-    assert served_plainly(given) == why
+    assert inexact_feature(given) == why
     request = running_request(given, 100).request
     assert request.options.cap == (0 if why else 4)
     assert (request.options.proposer, request.options.store) == ("x", False)
@@ -354,10 +354,10 @@ def test_what_would_be_inexact_gets_no_drafts(why, sampling):
 
 
 def test_custom_logit_processors_and_grammars_that_cannot_go_back_are_served_plainly(monkeypatch):
-    assert served_plainly(req(custom_logit_processor="x")) == "custom logit processor"
-    for goes_back, why in ((False, "grammar"), (True, None)):
-        monkeypatch.setattr(requests, "goes_back", lambda grammar, goes_back=goes_back: goes_back)
-        assert served_plainly(req(grammar=object())) == why
+    assert inexact_feature(req(custom_logit_processor="x")) == "custom logit processor"
+    for can_roll_back, why in ((False, "grammar"), (True, None)):
+        monkeypatch.setattr(requests, "can_roll_back", lambda grammar, can_roll_back=can_roll_back: can_roll_back)
+        assert inexact_feature(req(grammar=object())) == why
 
 
 def test_stop_ids():

@@ -24,7 +24,7 @@ MESSAGE = (
 _SERVER = "sglang.srt.entrypoints.http_server"
 
 
-def front_made(result: Any, manager: Any) -> None:
+def prepare_front(result: Any, manager: Any) -> None:
     """Add the routes to the app of a new `TokenizerManager` that will be served over HTTP, and parse streams by token.
 
     SGLang imports its HTTP server before it creates the manager; an offline `Engine` does not import it.
@@ -67,7 +67,7 @@ def attach(app: Any, manager: Any) -> None:
         routes.attach(app, auth_level(AuthLevel.ADMIN_OPTIONAL))
 
 
-def metrics_made(result: Any, app: Any) -> None:
+def export_metrics(result: Any, app: Any) -> None:
     """Export the metrics of an app's engines once its /metrics exists; called in the app's event loop.
 
     The exporter is imported late: prometheus_client decides at import whether counts are shared between processes, and

@@ -46,7 +46,7 @@ class Drafting:
         server_args: arguments of a server with specplug enabled.
         target_worker: SGLang's.
         ranks: the tensor-parallel ranks.
-        inexact: features, see `served_plainly`, with which a request gets no drafts; None for all of them.
+        inexact: features, see `inexact_feature`, with which a request gets no drafts; None for all of them.
 
     Attributes:
         drafts, stage: how rank 0 drafts; None on other ranks, which receive its drafts, and beside `outcomes`.
@@ -242,7 +242,7 @@ class Drafting:
                 slots, lengths, tokens = (each[rows] for each in (slots, lengths, tokens))
             self.table.append_one(slots, lengths, tokens)
         if self.drafts is not None:
-            self.drafts.emits_one()
+            self.drafts.note_single_tokens()
         complete = [reqs[row] for row in whole]
         self.results.count(complete, [self.step_planner.is_off or self._bounds(req).cap == 0 for req in complete])
 
@@ -275,14 +275,14 @@ class Drafting:
         longest = max(plan.draft_length_for(req.rid) for req in reqs)
         return min(least_captured(self.caps, longest), plan.draft_length)
 
-    def launched(self, reqs: Sequence[Any], draft_length: int, result: Any) -> None:
-        """Queue a launched step until its results arrive; see `Results.launched`."""
+    def add_launched(self, reqs: Sequence[Any], draft_length: int, result: Any) -> None:
+        """Queue a launched step until its results arrive; see `Results.add`."""
         report = NO_DRAFTS
         if self.drafts is not None:
             report = self.drafts.report
             if not draft_length:
-                self.drafts.emits_one()
-        self.results.launched(self._began, reqs, draft_length, result, report)
+                self.drafts.note_single_tokens()
+        self.results.add(self._began, reqs, draft_length, result, report)
 
     def counts(self) -> MetricsSnapshot:
         """Return the counts of a rank that drafts, or of SGLang's own drafter; on a GPU this waits for queued steps."""

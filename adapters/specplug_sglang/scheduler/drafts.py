@@ -121,7 +121,7 @@ class Drafts:
             return None
         return self._fitted(draft, draft.lengths) if self._reads_lengths else draft
 
-    def idle(self, batch: Decoding) -> None:
+    def skip(self, batch: Decoding) -> None:
         """Prepare for a step that verifies no drafts."""
         if not (self.reports_expected and self._may_report):
             self.flush()
@@ -210,7 +210,7 @@ class Drafts:
         view, outcome = self._outcome(batch, draft.lengths, accept_lens.to(torch.int32))
         self.stage.observe(view, self.grammars.annotated(outcome))
 
-    def plain(self, batch: Decoding, plan: StepPlan | None) -> None:
+    def trace_plain(self, batch: Decoding, plan: StepPlan | None) -> None:
         """Trace a step without drafts, whose tokens the token table has already; `plan` is why nothing was proposed."""
         tracer = self.stage.tracer
         if tracer is None:
@@ -224,7 +224,7 @@ class Drafts:
             tracer.drafted(before, nothing, plan)
         tracer.verified(view, nothing, Verdict.of_nothing(outcome))
 
-    def emits_one(self) -> None:
+    def note_single_tokens(self) -> None:
         """Note that a step was launched, of a prefill or without drafts, whose rows emit one token each."""
         self._unseen = True
 

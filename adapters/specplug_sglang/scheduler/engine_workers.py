@@ -26,7 +26,7 @@ _SWITCHES = "sglang.srt.speculative.eagle_worker_v2"
 """The logger to which SGLang writes a line per change of the draft length."""
 
 INEXACT = ("penalties", "min_new_tokens", "grammar")
-"""Features, see `served_plainly`, that these workers serve exactly only if a step emits one token.
+"""Features, see `inexact_feature`, that these workers serve exactly only if a step emits one token.
 
 Their verification never applies the others.
 """
@@ -137,7 +137,7 @@ class PlannedWorker:
         result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
         lengths = self.draft_lengths(result.accept_lens)
         result.cap_lens = (0 * result.accept_lens if lengths is None else lengths) + 1  # what a row verifies
-        drafting.launched(reqs, 0 if lengths is None else drafting.length, result)
+        drafting.add_launched(reqs, 0 if lengths is None else drafting.length, result)
         return result
 
     def begin(self, batch: Any, draft_length: int) -> None:

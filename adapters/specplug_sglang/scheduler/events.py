@@ -30,7 +30,7 @@ def drafting_of(owner: Any) -> Drafting | None:
     return getattr(getattr(owner, "draft_worker", None), "drafting", None)
 
 
-def attached(_: Any, scheduler: Any) -> None:
+def attach_worker(_: Any, scheduler: Any) -> None:
     """Give a worker with proposers its scheduler, and let it be found by its runner."""
     drafting = drafting_of(scheduler)
     if drafting is not None:
@@ -49,12 +49,12 @@ def _notify(owner: Any, kind: EngineEventKind | None) -> None:
         drafting.on_engine_event(kind)
 
 
-def idle(scheduler: Any) -> None:
+def notify_idle(scheduler: Any) -> None:
     """Notify proposers of the last request's end when the engine idles, not when the next request arrives."""
     _notify(scheduler, None)
 
 
-def change(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: Any) -> Any:
+def change_weights(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: Any) -> Any:
     """Report new weights, also if the change fails, since some of the weights may be new."""
     try:
         return original(updater, *args, **kwargs)
@@ -63,7 +63,7 @@ def change(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: Any
 
 
 def end_update(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: Any) -> Any:
-    """Report new weights of an update without a load; `change` has reported the loads of any other update."""
+    """Report new weights of an update without a load; `change_weights` has reported the loads of any other update."""
     result = original(updater, *args, **kwargs)
     if kwargs.get("run_post_load"):
         _notify_change(updater)
@@ -76,19 +76,19 @@ def _notify_change(updater: Any) -> None:
         drafting.on_engine_event("weights changed")
 
 
-def released(manager: Any, *_: Any) -> None:
+def notify_release(manager: Any, *_: Any) -> None:
     """Notify proposers before the memory is released, while its contents are intact."""
     if not manager.offload_tags:
         _notify(manager, "sleep")
 
 
-def resumed(_: Any, manager: Any, *__: Any) -> None:
+def notify_resume(_: Any, manager: Any, *__: Any) -> None:
     """Notify proposers once all memory is back; it may come back in parts."""
     if not manager.offload_tags:
         _notify(manager, "wake")
 
 
-def chosen(worker: Any, algorithm: Any, server_args: Any) -> Any:
+def choose_worker(worker: Any, algorithm: Any, server_args: Any) -> Any:
     """Return the class of the worker, given the one that SGLang chose; other servers are unchanged."""
     use = use_of(server_args)
     if use == "hybrid":

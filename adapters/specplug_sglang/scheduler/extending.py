@@ -28,7 +28,7 @@ from specplug.types.step import Draft
 from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.scheduler.engine_workers import PlannedWorker
 from specplug_sglang.scheduler.worker import extra_context_len, refuse_larger_pool
-from specplug_sglang.verification.trees import cut, on_device, operations_for
+from specplug_sglang.verification.trees import choose_operations, cut, on_device
 
 _workers: WeakKeyDictionary[Any, ExtendedWorker] = WeakKeyDictionary()
 """By the target's worker, the one that drafts for it."""
@@ -56,7 +56,7 @@ class ExtendedWorker(PlannedWorker):
         assert drafting.drafts is not None
         self._table = drafting.table
         self._drafts = drafting.drafts
-        self._operations = operations_for(self._table)
+        self._operations = choose_operations(self._table)
         self._decoding: Any = None  # the newest step that decodes
         self._draft: Draft | None = None  # of the newest step, None if lookup could not run
         hook(kv_cache_configurator, "get_req_to_token_extra_context_len", extra_context_len)
@@ -109,7 +109,7 @@ class ExtendedWorker(PlannedWorker):
         self._decoding = Decoding(batch.reqs, self.drafting.rows, slots, batch.seq_lens, batch.has_grammar)
         self._draft = None
         if not draft_length:
-            self._drafts.idle(self._decoding)
+            self._drafts.skip(self._decoding)
 
     def draft_lengths(self, accept_lens: Tensor) -> Tensor | None:
         return None if self._draft is None else self._draft.lengths
@@ -129,12 +129,12 @@ class ExtendedWorker(PlannedWorker):
         self._draft = self._drafts.propose(step._replace(engine_ids=padded), length, plan)
         if self._draft is not None:
             return self._draft.token_ids.long().clamp_(min=0), self._draft.lengths  # a model embeds the padding, too
-        most = [min(plan.draft_length_for(req.rid), engine_ids.shape[1]) for req in step.reqs]
-        return pad(engine_ids, (0, length - engine_ids.shape[1])), on_device(most, torch.int64, engine_ids.device)
+        lengths = [min(plan.draft_length_for(req.rid), engine_ids.shape[1]) for req in step.reqs]
+        return pad(engine_ids, (0, length - engine_ids.shape[1])), on_device(lengths, torch.int64, engine_ids.device)
 
     def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Verify drafts, append what the rows emit to their texts, and observe."""
-        result = super(PlannedWorker, self).verify(batch, *args, **kwargs)  # type: ignore[misc]
+        result = super().verify(batch, *args, **kwargs)
         step = self._decoding
         emitted = result.next_token_ids
         lengths = result.accept_lens

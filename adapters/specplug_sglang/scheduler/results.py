@@ -59,7 +59,7 @@ class VerifiedStep(NamedTuple):
         before = [len(req.output_ids) for req in reqs]
         return cls(step.launched, ended, reqs, before, verified, accepted, step.report)
 
-    def received(self) -> list[int]:
+    def received_counts(self) -> list[int]:
         """Return how many tokens of the step each request's client receives, once the ends are known."""
         return [
             max(len(req.output_ids_through_stop) - before, 0) if req.finished() else accepted + 1
@@ -97,7 +97,7 @@ class Results:
         self.pending: deque[LaunchedStep] = deque()
         self._unsettled: VerifiedStep | None = None
 
-    def launched(self, began: float, reqs: Sequence[Any], draft_length: int, result: Any, report: DraftReport) -> None:
+    def add(self, began: float, reqs: Sequence[Any], draft_length: int, result: Any, report: DraftReport) -> None:
         """Queue a launched step until its results arrive, with SGLang's `result`, which is on the host by then.
 
         If no draft token was verified, `draft_length` is 0; the step's tokens are counted when its results arrive.
@@ -144,7 +144,7 @@ class Results:
         self._unsettled = None
         if step is None:
             return
-        received = step.received()
+        received = step.received_counts()
         results = step.draft_results(received)
         if self._outcomes is not None:
             rows = zip(step.reqs, step.verified, received, strict=True)

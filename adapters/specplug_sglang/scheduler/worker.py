@@ -36,7 +36,7 @@ from specplug_sglang.scheduler.grammar import shorten_rollbacks
 from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.verification import acceptance, attention
 from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths
-from specplug_sglang.verification.trees import TokenTable, operations_for
+from specplug_sglang.verification.trees import TokenTable, choose_operations
 
 
 class SpeculativeWorker(BaseSpecWorker):
@@ -65,7 +65,7 @@ class SpeculativeWorker(BaseSpecWorker):
         self.drafting = Drafting(server_args, target_worker, self.ranks)
         assert self.drafting.table is not None
         self.table = self.drafting.table
-        self._operations = operations_for(self.table)
+        self._operations = choose_operations(self.table)
         self._leave_room()
         self.speculative_num_draft_tokens = self.drafting.caps.max_draft_length + 1
         self.draft_lengths = DraftLengths(self.model_runner, self.speculative_num_draft_tokens)
@@ -169,8 +169,8 @@ class SpeculativeWorker(BaseSpecWorker):
         if drafting.drafts is not None and draft is not None:
             drafting.drafts.observe(step, draft, result.accept_lens)
         elif drafting.drafts is not None:
-            drafting.drafts.plain(step, None if draft_length else drafting.step_planner.plan)
-        drafting.launched(batch.reqs, 0 if draft is None else draft.draft_length, result)
+            drafting.drafts.trace_plain(step, None if draft_length else drafting.step_planner.plan)
+        drafting.add_launched(batch.reqs, 0 if draft is None else draft.draft_length, result)
         return result
 
     def run_target(self, batch: Any, step: Decoding, draft: Draft | None, on_publish: Any = None) -> Any:
@@ -191,7 +191,7 @@ class SpeculativeWorker(BaseSpecWorker):
         if drafting.drafts is not None and draft_length:
             draft = drafting.drafts.propose(step, draft_length, drafting.step_planner.plan)
         elif drafting.drafts is not None:
-            drafting.drafts.idle(step)
+            drafting.drafts.skip(step)
         if ranks.is_alone:
             return draft
         if drafting.reads_lengths:  # drafts are as long as their longest row

@@ -25,7 +25,7 @@ from specplug.errors import EngineError
 from specplug.metrics import LossyCounter
 from specplug.seams.seam import hook
 from specplug_sglang.config import lossy_arguments, resolved_args, verifies_greedily
-from specplug_sglang.requests import served_plainly
+from specplug_sglang.requests import inexact_feature
 from specplug_sglang.verification.trees import Nodes, on_device
 
 
@@ -66,7 +66,7 @@ def sample_plainly(sampler: Any, batch: Any, logits: Any, predict: Tensor, n: in
         or info.acc_scaling_penalties is not None
     ):
         return  # SGLang's flags rule such rows out, without a loop over requests
-    rows = [row for row, req in enumerate(batch.reqs) if served_plainly(req) is not None]
+    rows = [row for row, req in enumerate(batch.reqs) if inexact_feature(req) is not None]
     if not rows:
         return
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput

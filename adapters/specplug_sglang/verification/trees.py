@@ -247,7 +247,7 @@ def append(
     return Accepted(emitted.flatten(), before + accept_lens, last.flatten().to(torch.int32))
 
 
-def operations_for(table: TokenTable) -> ModuleType:
+def choose_operations(table: TokenTable) -> ModuleType:
     """Return the module whose `verification` and `append` suit the token table's device; compile its kernels."""
     device = table.tokens.device
     operations = sys.modules[__name__]

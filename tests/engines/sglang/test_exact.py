@@ -46,7 +46,7 @@ def count_drafts(scheduler: Any) -> None:
         original(reqs, draft_length, result)
 
     DRAWN.clear()
-    original = trees.put(drafting, "launched", launched)
+    original = trees.put(drafting, "add_launched", launched)
 
 
 def counted(scheduler: Any) -> dict[str, tuple[int, int]]:
