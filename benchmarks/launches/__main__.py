@@ -162,7 +162,7 @@ def _step_of_sglang(rows: int) -> Callable[[], None]:
     index = torch.zeros(rows, table.most_emitted, dtype=torch.int32)
 
     def step() -> None:
-        batch_rows.hold(allocator, reqs)
+        batch_rows.are_of(allocator, reqs)
         batch = Decoding(reqs, batch_rows, slots, before, False)
         draft = drafts.propose(batch, DRAFT_LENGTH, plan)
         assert draft is not None

@@ -83,7 +83,7 @@ class Engine:
         self, names: list[str], lengths: dict[str, int], plan: StepPlan, engine_ids: Tensor | None = None
     ) -> Draft | None:
         """Draft for a batch, after SGLang's own drafter's `engine_ids` [B, G]; None if nothing is drafted."""
-        if self._rows is None or not self._rows.hold(self.allocator, [SimpleNamespace(rid=name) for name in names]):
+        if self._rows is None or not self._rows.are_of(self.allocator, [SimpleNamespace(rid=name) for name in names]):
             self._rows = BatchRows(self.allocator, [SimpleNamespace(rid=name) for name in names], CPU)
         reqs = [SimpleNamespace(rid=name, grammar=None) for name in names]
         slots = torch.tensor([self.slot_of[name] for name in names])

@@ -182,11 +182,12 @@ class Drafting:
     def _end(self, rid: str, *, aborted: bool) -> None:
         """Drop a request, once proposers have what a client saw of its text."""
         req, _ = self.held.pop(rid)
-        visible = visible_tokens(req)
-        is_new = not aborted and rid in self.allocator and len(req.output_ids) > 1
-        if self.drafts is not None and visible is not None and is_new:
-            with self._in_stream():
-                self.drafts.ingest(BatchRows(self.allocator, [req], self.device), visible)
+        visible = None
+        if self.drafts is not None:
+            visible = visible_tokens(req)
+            if visible is not None and not aborted and rid in self.allocator and len(req.output_ids) > 1:
+                with self._in_stream():
+                    self.drafts.ingest(BatchRows(self.allocator, [req], self.device), visible)
         self.allocator.finish(rid, aborted=aborted, visible=visible)
         self.results.settle()
         self.step_planner.forget([rid])
@@ -257,7 +258,7 @@ class Drafting:
         if self._module is not None:
             self._stream = self._module.current_stream()
         self.results.settle()
-        if not self.rows.hold(self.allocator, reqs):
+        if not self.rows.are_of(self.allocator, reqs):
             self.admit(reqs)
             self.rows = BatchRows(self.allocator, reqs, self.device)
         length = self._plan(reqs)

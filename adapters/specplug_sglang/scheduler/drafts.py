@@ -142,13 +142,10 @@ class Drafts:
         if batch.engine_ids is not None:
             rows = rows._replace(engine_ids=batch.engine_ids)
         due = self.reports_expected and self._may_report
-        draft = self._take(batch.rows, rows, plan, reports=step is not None, reports_expected=due)
+        inputs = batch.rows, rows, self._outputs, self._padding, batch.rows.temperature, plan
+        draft = self._steps.take(*inputs, reports=step is not None, reports_expected=due)
         self.report = self._steps.report
         return draft
-
-    def _take(self, of: BatchRows, rows: EngineRows, plan: StepPlan, **reports: bool) -> Draft:
-        assert self._steps is not None
-        return self._steps.take(of.facts, rows, self._outputs, self._padding, of.temperature, plan, **reports)
 
     def _propose_by_stage(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
         self.flush()
@@ -233,10 +230,13 @@ class Drafts:
         """Report the newest verified step now, because a request leaves its slot."""
         step = self._unreported
         self._unreported = None
-        if step is not None:
-            after = step.batch.before + step.emitted
-            rows = self._rows._replace(idx_mapping=step.batch.slots, total_len=after, num_sampled=step.emitted)
-            self._take(step.batch.rows, rows, NO_SPECULATION, reports=True)
+        if step is not None and self._steps is not None:
+            batch = step.batch
+            after = batch.before + step.emitted
+            rows = self._rows._replace(idx_mapping=batch.slots, total_len=after, num_sampled=step.emitted)
+            self._steps.take(
+                batch.rows, rows, self._outputs, self._padding, batch.rows.temperature, NO_SPECULATION, reports=True
+            )
 
     @torch.inference_mode()
     def ingest(self, rows: BatchRows, length: int) -> None:
@@ -246,7 +246,7 @@ class Drafts:
         """
         self.flush()
         if any(runner.handle.caps.incremental for runner in self.stage.runners):
-            slots, lengths = (on_device([value], torch.int64, self._device) for value in (*rows.facts.slots, length))
+            slots, lengths = (on_device([value], torch.int64, self._device) for value in (*rows.slots, length))
             self.stage.ingest(rows.view(self._table.tokens, slots, lengths, self._vocab_size))
 
     def _outcome(self, batch: Decoding, verified: Tensor, emitted: Tensor) -> tuple[EngineBatch, Outcome]:
