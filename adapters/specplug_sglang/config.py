@@ -107,12 +107,12 @@ def default_requests(context_length: int, memory: float | None, *, has_states: b
     """
     if has_states:
         return _MIN_REQUESTS, "memory for recurrent state; --max-running-requests raises it"
-    most = _MAX_REQUESTS
+    requests = _MAX_REQUESTS
     if memory is not None:
-        most = int(memory * (1 << 20) / _TABLE_SHARE / (4 * context_length))
-    if most >= _MAX_REQUESTS:
+        requests = int(memory * (1 << 20) / _TABLE_SHARE / (4 * context_length))
+    if requests >= _MAX_REQUESTS:
         return _MAX_REQUESTS, "SGLang's default without speculation"
-    return max(most, _MIN_REQUESTS), "memory for token ids; --max-running-requests raises it"
+    return max(requests, _MIN_REQUESTS), "memory for token ids; --max-running-requests raises it"
 
 
 def default_requests_of(server_args: Any) -> tuple[int, str]:
@@ -198,13 +198,13 @@ def least_captured(caps: EngineCaps, longest: int) -> int:
     return next((length for length in caps.captured_draft_lengths if length >= longest), longest)
 
 
-def largest_batches(lengths: Iterable[int], longest_draft: Callable[[int], int], most: int) -> dict[int, int]:
-    """Return, by draft length, the most requests, up to `most`, that such drafts are captured for; 0 for none.
+def largest_batches(lengths: Iterable[int], longest_draft: Callable[[int], int], max_requests: int) -> dict[int, int]:
+    """Return, by draft length, the most requests, up to `max_requests`, that such drafts are captured for; 0 for none.
 
     A step's drafts may be shorter than `longest_draft` of the number of its requests, which a policy plans, by limits
     of operators and requests, but never longer.
     """
-    longest = {size: longest_draft(size) for size in range(1, most + 1)}
+    longest = {size: longest_draft(size) for size in range(1, max_requests + 1)}
     return {length: max((size for size in longest if length <= longest[size]), default=0) for length in lengths}
 
 

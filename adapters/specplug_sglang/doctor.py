@@ -204,9 +204,9 @@ def launch_of(server_args: Any) -> Launch:
     return Launch(line, differing(settings), tuple(advice))
 
 
-def _limited_by(server_args: Any, most: int) -> str:
+def _limited_by(server_args: Any, requests: int) -> str:
     default, why = (48, "SGLang's default for drafters") if drafter(server_args) else default_requests_of(server_args)
-    return why if most == default else FLAG
+    return why if requests == default else FLAG
 
 
 def graphs_reach(lengths: Sequence[int], graphs_up_to: int | None, requests: int, *, is_chosen: bool) -> CheckResult:

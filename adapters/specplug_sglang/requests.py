@@ -45,8 +45,8 @@ def bounds_of(req: Any, max_length: int, inexact: Sequence[str] | None = None) -
 
 
 def _max_tokens(req: Any, max_length: int) -> int:
-    most = req.sampling_params.max_new_tokens
-    return max_length if most is None else int(most)
+    max_tokens = req.sampling_params.max_new_tokens
+    return max_length if max_tokens is None else int(max_tokens)
 
 
 def _end(req: Any, max_length: int) -> int:

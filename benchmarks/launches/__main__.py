@@ -158,8 +158,8 @@ def _step_of_sglang(rows: int) -> Callable[[], None]:
     slots = torch.arange(rows)
     before = torch.full_like(slots, CONTEXT)
     ones = torch.ones(rows, dtype=torch.int32)
-    predict = torch.zeros(rows * table.most_emitted, dtype=torch.int32)
-    index = torch.zeros(rows, table.most_emitted, dtype=torch.int32)
+    predict = torch.zeros(rows * table.max_emitted, dtype=torch.int32)
+    index = torch.zeros(rows, table.max_emitted, dtype=torch.int32)
 
     def step() -> None:
         batch_rows.are_of(allocator, reqs)

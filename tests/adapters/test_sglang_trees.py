@@ -25,7 +25,7 @@ from specplug_sglang import requests
 from specplug_sglang.config import LADDER, ladder_up_to, largest_batches, least_captured, needed_batches
 from specplug_sglang.requests import inexact_feature, prompt_of, running_request
 from specplug_sglang.scheduler.ranks import RankGroup
-from specplug_sglang.verification.attention import check, most_cached, reads_mask
+from specplug_sglang.verification.attention import check, max_cached, reads_mask
 from specplug_sglang.verification.trees import Nodes, TokenTable, append, chain_sees, nodes, whole_mask
 
 MOST, VOCAB = 7, 5
@@ -215,8 +215,8 @@ def test_whole_masks_are_those_of_plain_loops_with_room_at_the_end_if_only_the_d
     reqs = [SimpleNamespace(kv=SimpleNamespace(kv_allocated_len=held)) for held in slots]
     known = SimpleNamespace(reqs=reqs, seq_lens=torch.tensor(lengths), seq_lens_cpu=torch.tensor(lengths))
     bound = SimpleNamespace(reqs=reqs, seq_lens=torch.tensor(lengths), seq_lens_cpu=None)
-    exact = whole_mask(sees, known.seq_lens, most_cached(known, 8))
-    larger = whole_mask(sees, bound.seq_lens, most_cached(bound, 8))
+    exact = whole_mask(sees, known.seq_lens, max_cached(known, 8))
+    larger = whole_mask(sees, bound.seq_lens, max_cached(bound, 8))
     lines = [[True] * length + sees[row, node].tolist() for row, length in enumerate(lengths) for node in range(n)]
     assert exact.tolist() == [value for line in lines for value in line]
     assert exact.numel() <= larger.numel() <= rows * n * (8 + n)

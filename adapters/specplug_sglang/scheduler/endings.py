@@ -49,12 +49,12 @@ def note_accepted(original: Callable[..., None], req: Any, num_correct_drafts: i
     original(req, num_correct_drafts)
 
 
-def _count_until_end(req: Any, accepted: int, most: int) -> None:
-    """Reduce the counts that an answer shows from `accepted` draft tokens of its last step to `most`, up to its end."""
-    if accepted > most:
-        req.spec_num_correct_drafts -= accepted - most
+def _count_until_end(req: Any, accepted: int, visible: int) -> None:
+    """Reduce an answer's counts of its last step from `accepted` draft tokens to `visible`, those up to its end."""
+    if accepted > visible:
+        req.spec_num_correct_drafts -= accepted - visible
         req.spec_correct_drafts_histogram[accepted] -= 1
-        req.spec_correct_drafts_histogram[most] += 1
+        req.spec_correct_drafts_histogram[visible] += 1
 
 
 def _judge_each(original: Callable[..., None], req: Any, start: int) -> None:

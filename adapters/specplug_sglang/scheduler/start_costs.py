@@ -61,7 +61,7 @@ def find(worker: SpeculativeWorker) -> None:
     steps = TimedSteps(worker)
     longest = drafting.caps.max_draft_length
     lengths = drafting.caps.captured_draft_lengths or tuple(range(longest + 1))
-    limits = StepLimits(steps.most_requests, steps.most_requests * (longest + 1), lengths, pads=True)
+    limits = StepLimits(steps.max_requests, steps.max_requests * (longest + 1), lengths, pads=True)
 
     def clock() -> float:
         return worker.ranks.agree(perf_counter_ns()) / 1e9
@@ -138,14 +138,14 @@ class TimedSteps:
         worker: the worker; it must not have served a request.
 
     Attributes:
-        most_requests: rows of the largest batch.
+        max_requests: rows of the largest batch.
     """
 
     def __init__(self, worker: SpeculativeWorker) -> None:
         self._worker = worker
         self._device = worker.device
         self._pool = worker.req_to_token_pool.req_to_token  # [S, L] int32
-        self.most_requests = self._pool.shape[0] - 1
+        self.max_requests = self._pool.shape[0] - 1
         self._page = int(worker.token_to_kv_pool_allocator.page_size)
         self._pages = int(worker.token_to_kv_pool_allocator.size) // self._page
         self._random = torch.Generator().manual_seed(0)
@@ -174,7 +174,7 @@ class TimedSteps:
         worker = self._worker
         rows = size.requests
         length = size.draft_tokens // rows
-        context = min(CONTEXT, self._most_context(rows, length))
+        context = min(CONTEXT, self._max_context(rows, length))
         if context < 1 or length > worker.drafting.step_planner.stage.longest_draft(rows):
             return []
         batch = self._batch(rows, length, context)
@@ -196,7 +196,7 @@ class TimedSteps:
         self._wait()
         return self._worker.ranks.agree(round((perf_counter() - began) / steps * 1e9)) / 1e9
 
-    def _most_context(self, requests: int, draft_length: int) -> int:
+    def _max_context(self, requests: int, draft_length: int) -> int:
         """Return the most context tokens of each row for which the cache has room; below 1 if there is none."""
         places = self._pages // requests * self._page
         return min(places, self._worker.drafting.max_length) - draft_length - 2

@@ -121,9 +121,8 @@ class SpeculativeWorker(BaseSpecWorker):
         """Return the largest batch of each draft length that plans may choose, by nodes per request."""
         drafting = self.drafting
         without = DECODING if self.decodes_plainly else 1
-        most = len(self.table.tokens)
         stage = drafting.step_planner.stage
-        largest = largest_batches(drafting.caps.captured_draft_lengths, stage.longest_draft, most)
+        largest = largest_batches(drafting.caps.captured_draft_lengths, stage.longest_draft, len(self.table.tokens))
         return {length + 1 if length else without: batch for length, batch in largest.items() if batch}
 
     # -- SGLang's notifications ------------------------------------------------------------------------------------
