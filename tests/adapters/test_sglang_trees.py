@@ -23,7 +23,7 @@ from specplug.types.request import Reference, RequestOptions
 from specplug.types.step import Draft
 from specplug_sglang import requests
 from specplug_sglang.config import LADDER, ladder_up_to, largest_batches, least_captured, needed_batches
-from specplug_sglang.requests import inexact_feature, prompt_of, running_request
+from specplug_sglang.requests import prompt_of, running_request
 from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.verification.attention import check, max_cached, reads_mask
 from specplug_sglang.verification.trees import Nodes, TokenTable, append, chain_sees, nodes, whole_mask
@@ -330,34 +330,6 @@ def test_a_request_as_plug_ins_see_it(monkeypatch):
 @pytest.mark.parametrize(("most", "longest", "end"), [(10, 100, 13), (10, 8, 8), (None, 50, 50)])
 def test_where_a_request_ends_at_the_latest(most, longest, end):
     assert running_request(req({"max_new_tokens": most}), longest).end == end
-
-
-EXACT: list[dict[str, Any]] = [{}, {"min_p": 0.1}, {"top_p": 0.5, "top_k": 5}, {"temperature": 0.1}]
-INEXACT: list[tuple[str, dict[str, Any]]] = [
-    ("penalties", {"frequency_penalty": 0.1}),
-    ("penalties", {"presence_penalty": -0.5}),
-    ("penalties", {"repetition_penalty": 1.2}),
-    ("min_new_tokens", {"min_new_tokens": 1}),
-    ("min_p", {"min_p": 0.1, "top_k": 5}),
-]
-
-
-@pytest.mark.parametrize(("why", "sampling"), [*((None, sampling) for sampling in EXACT), *INEXACT])
-def test_what_would_be_inexact_gets_no_drafts(why, sampling):
-    custom = {wire.WIRE_KEY: wire.encode(RequestOptions(num_speculative_tokens=4, proposer="x", store=False), (), None)}
-    given = req({**sampling, "custom_params": custom})
-    assert inexact_feature(given) == why
-    request = running_request(given, 100).request
-    assert request.options.cap == (0 if why else 4)
-    assert (request.options.proposer, request.options.store) == ("x", False)
-    assert request.temperature == (1.0 if "top_k" in sampling else 0.0)  # greedy is top_k 1
-
-
-def test_custom_logit_processors_and_grammars_that_cannot_go_back_are_served_plainly(monkeypatch):
-    assert inexact_feature(req(custom_logit_processor="x")) == "custom logit processor"
-    for can_roll_back, why in ((False, "grammar"), (True, None)):
-        monkeypatch.setattr(requests, "can_roll_back", lambda grammar, can_roll_back=can_roll_back: can_roll_back)
-        assert inexact_feature(req(grammar=object())) == why
 
 
 def test_stop_ids():

@@ -121,6 +121,7 @@ class Drafting:
             for name in (settings.proposer, *settings.extra_proposers)
         )
         self.reads_lengths = self.table is not None and self.device.type == "cpu"
+        self._agrees = not (ranks.is_alone or self.reads_lengths)
         self._scheduler: weakref.ref[Any] | None = None
         # PyTorch's, and the stream of the newest step
         self._module = module_of(self.device)
@@ -262,7 +263,7 @@ class Drafting:
             self.admit(reqs)
             self.rows = BatchRows(self.allocator, reqs, self.device)
         length = self._plan(reqs)
-        self.length = length if self.reads_lengths else self.ranks.agree(length)
+        self.length = self.ranks.agree(length) if self._agrees else length
         if self.drafts is not None:
             self.drafts.report = NO_DRAFTS
             self.drafts.reports_expected = self.step_planner.wants_report

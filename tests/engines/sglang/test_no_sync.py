@@ -74,7 +74,7 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "launches_for", lambda device: kernels)
         runner = SimpleNamespace(device="meta", model_config=scheduler.model_config)
-        ranks = SimpleNamespace(rank=0, agree=lambda number: number)
+        ranks = SimpleNamespace(rank=0, is_alone=True)
         drafting = Drafting(scheduler.server_args, SimpleNamespace(model_runner=runner), ranks)  # type: ignore[arg-type]
     reqs = [request(name, slot) for slot, name in enumerate("abc", start=1)]
     drafting.admit(reqs)
