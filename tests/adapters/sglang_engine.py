@@ -32,21 +32,15 @@ class Engine:
     """Requests in slots, their texts, and one way of drafting for them.
 
     Args:
-        trees: verify trees.
         stage: the draft stage; None for that of `ngram`.
         launches: the kernels that take steps; None if the stage does.
         reports: whether steps report what their drafts are expected to yield, in which `run` wants that.
     """
 
     def __init__(
-        self,
-        *,
-        trees: bool = False,
-        stage: DraftStage | None = None,
-        launches: Launches | None = None,
-        reports: bool = False,
+        self, *, stage: DraftStage | None = None, launches: Launches | None = None, reports: bool = False
     ) -> None:
-        caps = EngineCaps(DRAFT_LENGTH, ragged=Ragged.PADDED, trees=trees)
+        caps = EngineCaps(DRAFT_LENGTH, ragged=Ragged.PADDED)
         context = PluginContext(caps, vocab_size=VOCAB, max_slots=SLOTS, max_length=LENGTH, device=CPU)
         self.table, self.slot_of, self.reports = TokenTable(SLOTS, LENGTH, DRAFT_LENGTH + 1, CPU), {}, reports
         stage = stage or build_draft_stage(Settings(policy="fixed"), default_registry(), context, grammars=True)
@@ -115,21 +109,15 @@ class Engine:
 
 
 def verified(random: Random, draft: Draft | None, rows: int) -> list[list[int]]:
-    """Return what a step emits: a path of each row's draft, and one more token."""
+    """Return what a step emits: the beginning of each row's draft, and one more token."""
     if draft is None:
         return [[random.randrange(VOCAB)] for _ in range(rows)]
     emitted = []
     for row in range(rows):
-        path: list[int] = []
-        node, length = -1, int(draft.lengths[row])
-        while random.randint(0, 3):
-            parents = range(-1, length - 1) if draft.parents is None else draft.parents[row, :length].tolist()
-            children = [child for child, parent in enumerate(parents) if parent == node]
-            if not children:
-                break
-            node = random.choice(children)
-            path.append(int(draft.token_ids[row, node]))
-        emitted.append([*path, random.randrange(VOCAB)])
+        accepted = 0
+        while accepted < draft.lengths[row] and random.randint(0, 3):
+            accepted += 1
+        emitted.append([*draft.token_ids[row, :accepted].tolist(), random.randrange(VOCAB)])
     return emitted
 
 
@@ -197,5 +185,3 @@ def assert_same(one: Draft | None, other: Draft | None) -> None:
     assert one.lengths.tolist() == other.lengths.tolist()
     for row, length in enumerate(one.lengths.tolist()):
         assert one.token_ids[row, :length].tolist() == other.token_ids[row, :length].tolist()
-        if one.parents is not None:
-            assert one.parents[row, :length].tolist() == other.parents[row, :length].tolist()
