@@ -59,21 +59,11 @@ def assert_right(found: list[Any], rows: Sequence[Any] = ROWS) -> None:
     assert_greedy(rows, [greedy(row) for row in rows], found)
 
 
-def emitted(engine: Engine) -> int:
-    """Return how many tokens were counted that planned steps emitted."""
-    engine.call(watching.settled)
-    return sum(source["emitted"] for source in counts(engine).values())
-
-
 @kinds
 @algorithms
 def test_greedy_text_is_the_targets(kind, algorithm, make):
     engine = make(kind, algorithm)
-    before = emitted(engine) if kind == "planned" else 0
-    answered = answers(engine)
-    assert_right(answered)
-    if kind == "planned":  # what clients saw, whatever overlapped steps ran beyond the ends
-        assert emitted(engine) - before == sum(len(answer["token_ids"]) for answer in answered)
+    assert_right(answers(engine))
     if kind == "extended":
         found = extended_counts(engine)
         engine_at, lookup_at = (found[name]["verified_at"] for name in ("engine", "lookup"))

@@ -13,6 +13,7 @@ from tests.engines.engines import Raised
 from tests.engines.launch import TINY
 from tests.engines.plain import assert_greedy, greedy
 from tests.engines.server import Server
+from tests.engines.sglang import watching
 from tests.engines.sglang.drafters import CHANGING, LENGTH, ROWS, answers, arguments, counts, drafted, set_mode, status
 from tests.engines.sglang.engines import Engine
 from tests.engines.suites.operations import ACCEPTED, ask, complete, scraped, value
@@ -29,21 +30,31 @@ def operated(standalone: Engine) -> Iterator[Engine]:
     standalone.call(set_mode, mode="on", num_speculative_tokens=None)
 
 
+def asked(engine: Engine) -> tuple[dict[str, Any], list[int]]:
+    """Let an engine answer; return the counts of what clients saw, and the lengths of drafts that were verified."""
+    before = counts(engine)
+    found = answers(engine)
+    assert_greedy(ROWS, [greedy(row) for row in ROWS], found)
+    engine.call(watching.settled)
+    after = counts(engine)
+    emitted = sum(after[name]["emitted"] - before.get(name, {"emitted": 0})["emitted"] for name in after)
+    assert emitted == sum(len(answer["token_ids"]) for answer in found), "none beyond the ends"
+    columns = zip(after["standalone"]["verified_at"], before["standalone"]["verified_at"], strict=True)
+    return after, [later - earlier for later, earlier in columns]
+
+
 def test_an_operator_switches_off_and_limits(operated):
     operated.call(set_mode, mode="off")
     before = counts(operated)
-    found = answers(operated)
-    after = counts(operated)
-    assert_greedy(ROWS, [greedy(row) for row in ROWS], found)
+    after, verified = asked(operated)
     assert after["standalone"] == before["standalone"]
-    none = {"emitted": 0}  # the source "off" is there once it has counts
-    emitted = sum(after[name]["emitted"] - before.get(name, none)["emitted"] for name in ("none", "off"))
-    assert emitted == sum(len(answer["token_ids"]) for answer in found)
+    assert verified == [0] * LENGTH
     operated.call(set_mode, mode="on", num_speculative_tokens=1)
-    answers(operated)
-    verified, earlier = (found["standalone"]["verified_at"] for found in (counts(operated), after))
-    assert verified[0] > earlier[0]
-    assert verified[1:] == earlier[1:]
+    _, verified = asked(operated)
+    assert verified[0] > 0
+    assert verified[1:] == [0] * (LENGTH - 1)
+    operated.call(set_mode, mode="on", num_speculative_tokens=None)
+    assert min(asked(operated)[1]) > 0
 
 
 def test_the_status_names_the_drafter_and_its_lengths(standalone):
