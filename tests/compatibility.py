@@ -240,7 +240,7 @@ PROPOSERS: dict[str, Cells] = {
         T: NONE,
         V1: "test_extended.py::test_a_draft_models_cache_stays_in_step_and_lookup_goes_on[v1",
         V2: "test_extended.py::test_a_draft_models_cache_stays_in_step_and_lookup_goes_on[v2",
-        S: "test_extended_drafts.py::",
+        S: "test_engine_drafts.py::",
     },
     "one that raises, hangs or drafts garbage": {
         T: "test_requests.py::",

@@ -53,13 +53,10 @@ def _options() -> dict[str, Any]:
 
 
 def install_hooks() -> None:
-    """Install the hooks, once per process.  Each reads the server's arguments and does nothing without specplug."""
-    from specplug_sglang import arguments, status
-    from specplug_sglang.frontend import http, intake
-    from specplug_sglang.scheduler import endings, events
+    """Install the hooks, once per process."""
+    from specplug_sglang import hooks
 
-    for part in (intake, http, status, events, arguments, endings):
-        part.install()
+    hooks.install()
 
 
 def _refusing(error: SpecplugError) -> dict[str, Any]:
@@ -71,7 +68,7 @@ def _refusing(error: SpecplugError) -> dict[str, Any]:
             raise error
 
     def refuse_plans(algorithm: Any, server_args: Any) -> None:
-        if drafter(server_args) is not None:
+        if drafter(server_args):
             refuse(server_args)
 
     HookRegistry.register(HANDLES_ARGUMENTS, refuse_plans, HookType.BEFORE)

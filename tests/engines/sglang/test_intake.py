@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,8 +28,7 @@ OTHER = {"other": 1, "list": ["a", 2.5, None, True], "map": {"a": "b"}}
 
 @pytest.fixture
 def zoo(engine: Callable[..., Engine]) -> Engine:
-    environment = {"SPECPLUG_CONFIG": json.dumps(SETTINGS)}
-    return engine("SPECPLUG", environment=environment, enable_custom_logit_processor=True, name="intake")
+    return engine("SPECPLUG", settings=SETTINGS, enable_custom_logit_processor=True, name="intake")
 
 
 # Inside the scheduler.
