@@ -61,7 +61,7 @@ class SlotTokens:
 
 
 class DecodeBatch:
-    """B requests that keep their slots and cache rows while this object lives.
+    """B requests that decode together, each of which keeps its slot.
 
     Constant tensors are copied to the device once; lengths and room are copied at every step.
 
@@ -72,7 +72,6 @@ class DecodeBatch:
 
     def __init__(self, states: Sequence[RequestState], table: SlotTokens) -> None:
         self.states = tuple(states)
-        self.cache_rows = [state.row for state in states]
         self._device = table.tokens.device
         self._view = self._first_view(table)
         self._seeds = self._column([state.seed for state in states], torch.int64)

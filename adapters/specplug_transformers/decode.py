@@ -65,10 +65,6 @@ class Decoder:
         self.last_step: StepCost | None = None
         self._plan = NO_SPECULATION
 
-    def forget_batch(self) -> None:
-        """Rebuild the batch at the next step, because requests have changed slots or rows."""
-        self._batch = None
-
     def step(self, states: Sequence[RequestState]) -> None:
         """Extend each request by its accepted draft tokens and the token after them."""
         began = time.perf_counter()
@@ -121,7 +117,7 @@ class Decoder:
         last = torch.tensor([state.tokens[-1:] for state in states], dtype=torch.int64, device=self._runner.device)
         token_ids = torch.cat([last, draft.token_ids.long()], 1)
         token_ids = torch.where(token_ids < 0, last, token_ids)  # padding: any valid id, its logits are unused
-        logits = self._runner.forward(batch.cache_rows, [state.computed for state in states], token_ids)
+        logits = self._runner.forward([state.row for state in states], [state.computed for state in states], token_ids)
         for index, state in enumerate(states):
             if state.processors is not None:
                 drafted = draft.token_ids[index, : int(draft.lengths[index])].tolist()

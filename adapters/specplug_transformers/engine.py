@@ -1,7 +1,8 @@
 """The embedded engine: continuous batching over a Hugging Face model, with the full specplug pipeline.
 
-This module schedules: requests wait, get a slot of the token table and a row of the key-value cache, are prefilled,
-decode together, and leave.  `specplug_transformers.decode` implements the decode step.
+This module schedules: requests wait in order of arrival, get a slot of the token table and the memory of their whole
+text in the key-value cache, are prefilled, decode together, and leave.  Once admitted, a request runs to its end.
+`specplug_transformers.decode` implements the decode step.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Engine:
         model: a `PreTrainedModel`, on the device to run on.
         tokenizer: needed for text prompts, stop strings, streamed text and reference texts; None suffices for ids.
         settings: a `Settings` object, a mapping that overrides SPECPLUG_CONFIG and the defaults, or None.
-        max_num_seqs: most concurrent requests; further ones wait.
+        max_num_seqs: most concurrent requests; further ones wait, as do those that do not fit in memory yet.
         max_length: longest context, prompt and output; at most the model's own limit, which is the default.
         prefill_chunk: most prompt tokens per row and step.
         registry: plug-ins; the installed ones by default.
@@ -137,13 +138,6 @@ class Engine:
             self._release(state, Lifecycle.ABORTED)
         return state.take_output()
 
-    def preempt(self, request_id: str) -> None:
-        """Free a running request's slot and cache row and put it first in the queue, from which it resumes."""
-        state = self._by_id.get(request_id)
-        if state is not None and state in self._running:
-            self._vacate(state, Lifecycle.PREEMPTED)
-            self._waiting.appendleft(state)
-
     def generate(self, requests: Sequence[GenerateRequest]) -> list[RequestOutput]:
         """Serve requests to their end and return their outputs in order; abort all of them if anything raises."""
         order: list[str] = []
@@ -234,33 +228,31 @@ class Engine:
     # -- slots and rows ------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
+        """Admit requests in order of arrival, as long as there is a slot, and memory for all their tokens."""
         while self._waiting and self._table.has_free_slot:
-            state = self._waiting.popleft()
+            state = self._waiting[0]
+            row = len(self._running)
+            try:
+                self._runner.cache.reserve(row + 1, state.length + state.room + self.caps.max_draft_length)
+            except torch.OutOfMemoryError as error:
+                if self._running:
+                    return
+                error.add_note(f"request {state.request.request_id!r} does not fit; abort it and the others go on")
+                raise
+            self._waiting.popleft()
             state.slot, state.generation = self._table.take_slot(state.tokens)
-            state.row = len(self._running)
-            state.computed = 0
-            self._runner.cache.clear(state.row)
+            state.row = row
+            self._runner.cache.clear(row)
             self._running.append(state)
-            self._notify(Lifecycle.RESUMED if state.was_running else Lifecycle.STARTED, state)
-            state.was_running = True
+            self._drafts.on_event(RequestEvent(Lifecycle.STARTED, state.request, state.slot, state.generation))
 
     def _release(self, state: RequestState, kind: Lifecycle) -> None:
-        self._vacate(state, kind)
-        del self._by_id[state.request.request_id]
-
-    def _vacate(self, state: RequestState, kind: Lifecycle) -> None:
         """Free the slot and the cache row; the last row moves into the gap, so that rows in use stay contiguous."""
-        self._notify(kind, state)
+        self._drafts.on_event(RequestEvent(kind, state.request, state.slot, state.generation, state.visible))
         self._table.give_back(state.slot)
         last = self._running.pop()
         if last is not state:
             self._runner.cache.move(last.row, state.row)
             self._running[state.row] = last
             last.row = state.row
-        state.slot = state.row = state.generation = -1
-        state.computed = 0
-        self._decoder.forget_batch()
-
-    def _notify(self, kind: Lifecycle, state: RequestState) -> None:
-        visible = state.visible if kind in (Lifecycle.FINISHED, Lifecycle.ABORTED) else None
-        self._drafts.on_event(RequestEvent(kind, state.request, state.slot, state.generation, visible))
+        del self._by_id[state.request.request_id]

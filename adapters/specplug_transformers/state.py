@@ -128,9 +128,8 @@ class RequestState:
         stop_when: see `GenerateRequest`.
         stream: detokenises its output; None without a tokenizer.
         slot, generation: slot of the token table and its generation; -1 while the request waits.
-        row: row of the key-value cache; -1 while the request waits.
+        row: row of the key-value cache; it may become a lower one.
         computed: positions whose keys and values are in the cache.
-        was_running: whether the request has held a slot before.
         verified, accepted, rejected, steps: draft tokens, rejected drafts and target steps so far.
         taken: tokens and letters of the output that `take_output` has returned.
     """
@@ -148,7 +147,6 @@ class RequestState:
     generation: int = -1
     row: int = -1
     computed: int = 0
-    was_running: bool = False
     finish_reason: FinishReason | None = None
     verified: int = 0
     accepted: int = 0

@@ -137,19 +137,3 @@ def test_texts_beyond_the_drafts_last_position(length: int, engine: Make, tmp_pa
         texts.append(output.token_ids)
     assert texts[0] == texts[1]
     assert rates[1] > 0.7 * rates[0] > 0
-
-
-@pytest.mark.parametrize("draft", ["tiny-draft", "tiny-draft-other"])
-def test_a_preempted_request_goes_on_in_another_slot(draft: str, engine: Make) -> None:
-    found = engine(draft)
-    names = [found.add(request) for request in requests_of(prompts(), max_tokens=TOKENS, ignore_eos=True)]
-    done: dict[str, list[int]] = {}
-    for number in range(10**3):
-        if not found.has_work:
-            break
-        if number in (2, 4):
-            found.preempt(names[number % 3])
-            found.preempt(names[0])
-        done |= {output.request_id: list(output.token_ids) for output in found.step() if output.finished}
-    assert_greedy_equal(tiny(), prompts(), expected(), [done[name] for name in names])
-    assert not found.metrics.snapshot().faults
