@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from specplug.interfaces import Proposer
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import ProposerSpec
-from specplug.testing.driver import NO_OPTIONS, DraftedStep, Driver, RowDraft
+from specplug.testing.batches import DraftedStep, RowDraft
+from specplug.testing.driver import NO_OPTIONS, Driver
 from specplug.types.caps import ProposerCaps
 from specplug.types.request import Lifecycle
 
@@ -50,9 +51,9 @@ class ProposerHarness:
     registry: Registry | None = None
     driver_type: type[Driver] = Driver
 
-    def driver(self, wrap: Callable[[Proposer], Proposer] | None = None, **changes: Any) -> Driver:
-        """Return a driver of a new proposer, large enough for the texts; `wrap` is put around the proposer."""
-        driver = self.driver_type(
+    def driver(self, **changes: Any) -> Driver:
+        """Return a driver of a new proposer, large enough for the texts."""
+        return self.driver_type(
             self.spec,
             self.options,
             vocab_size=self.vocab_size,
@@ -63,16 +64,13 @@ class ProposerHarness:
             registry=self.registry,
             **changes,
         )
-        if wrap is not None:
-            driver.proposer = wrap(driver.proposer)
-        return driver
 
     def steps(
         self,
         driver: Driver,
         *,
         draft_lengths: Callable[[int], int] | None = None,
-        orders: Callable[[list[str], int], list[str]] = lambda names, step: names,
+        orders: Callable[[list[str], int], list[str]] | None = None,
         caps: Callable[[int, int], int] | None = None,
     ) -> Iterator[DraftedStep]:
         """Feed all texts from their first half to their end, one to three tokens per step; yield every step.
@@ -85,22 +83,28 @@ class ProposerHarness:
             half = (len(text) + 1) // 2
             driver.start(name, text[:half])
             rest[name] = list(text[half:])
-        number = 0
-        while True:
+        for number in itertools.count():
             bounds = None if caps is None else {name: caps(index, number) for index, name in enumerate(names)}
             draft_length = self.draft_length if draft_lengths is None else draft_lengths(number)
-            yield driver.step(draft_length, order=orders(names, number), caps=bounds)
+            yield driver.step(draft_length, order=orders and orders(names, number), caps=bounds)
             if not any(rest.values()):
                 return
             for index, name in enumerate(names):
                 count = 1 + (number + index) % 3
                 driver.extend(name, rest[name][:count])
                 del rest[name][:count]
-            number += 1
 
-    def drafts(self, driver: Driver, **how: Any) -> list[dict[str, RowDraft]]:
-        """Return the drafts of `steps`, by request."""
-        return [step.by_request() for step in self.steps(driver, **how)]
+    def each_step(self, **how: Any) -> Iterator[DraftedStep]:
+        """Yield the `steps` of a new proposer."""
+        with self.driver() as driver:
+            yield from self.steps(driver, **how)
+
+    def drafts(
+        self, orders: Callable[[list[str], int], list[str]] | None = None, **changes: Any
+    ) -> list[dict[str, RowDraft]]:
+        """Return the drafts of the `steps` of a new proposer, by request; `changes` are those of `driver`."""
+        with self.driver(**changes) as driver:
+            return [step.by_request() for step in self.steps(driver, orders=orders)]
 
     def same(self, expected: list[dict[str, RowDraft]], found: list[dict[str, RowDraft]], when: str) -> None:
         """Assert that two runs drafted the same, confidences up to rounding."""
@@ -114,16 +118,14 @@ class ProposerHarness:
     def compare_with_fresh(self, used: Driver, text: Sequence[int], kind: Lifecycle, when: str) -> None:
         """Assert that for a part of `text`, seen before, `used` drafts the same as a fresh proposer."""
         begin = len(text) // 4
-        expected: list[dict[str, RowDraft]] = []
-        found: list[dict[str, RowDraft]] = []
+        found = []
         with self.driver() as fresh:
-            fresh.start("new", text[begin : begin + 4])
-            used.start("new", text[begin : begin + 4], kind=kind)
-            for driver, drafts in ((fresh, expected), (used, found)):
-                drafts.append(driver.step(self.draft_length, order=["new"]).by_request())
+            for driver, how in ((fresh, Lifecycle.STARTED), (used, kind)):
+                driver.start("new", text[begin : begin + 4], kind=how)
+                drafts = [driver.step(self.draft_length, order=["new"]).by_request()]
                 driver.extend("new", text[begin + 4 : begin + 7])
-                drafts.append(driver.step(self.draft_length, order=["new"]).by_request())
-        self.same(expected, found, when)
+                found.append([*drafts, driver.step(self.draft_length, order=["new"]).by_request()])
+        self.same(*found, when)
 
     @property
     def caps(self) -> ProposerCaps:

@@ -9,6 +9,7 @@ in `specplug.testing.policy_harness` documents the attributes to override and th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -22,11 +23,12 @@ from specplug.testing.policy_harness import (
     PROFILE,
     PolicyHarness,
     curve_of,
+    nodes_of,
     stats_of,
     watch_for_waiting,
 )
 from specplug.testing.wrappers import watch
-from specplug.types.plan import StepPlan, StepReport
+from specplug.types.plan import StepCost, StepReport
 from specplug.types.tensors import map_tensors
 
 
@@ -35,20 +37,14 @@ class PolicyContract(PolicyHarness):
 
     # -- the plan half -------------------------------------------------------------------------------------------
 
-    def test_plans_without_figures(self) -> None:
-        """The first step, which has no decoding requests and no history, gets a plan."""
-        for name, caps in self.engines.items():
-            plan = self.planner(caps).plan(IDLE)
-            assert isinstance(plan, StepPlan), f"{self.who}: planned {plan!r} on {name}; expected a StepPlan"
-
     def test_plans_within_the_engines_limits(self) -> None:
-        """Draft length, budget, caps and costs are within the engine's limits for any number of requests."""
+        """Draft length, budget, caps and costs are within the engine's limits for any number of requests, also none."""
         for name, caps in self.engines.items():
             for plan in self.plans(caps):
-                in_range = isinstance(plan.draft_length, int) and 0 <= plan.draft_length <= caps.max_draft_length
+                length = plan.draft_length
+                in_range = isinstance(length, int) and 0 <= length <= caps.max_draft_length
                 assert in_range, (
-                    f"{self.who}: draft length {plan.draft_length!r} on {name}; "
-                    f"expected an int in [0, {caps.max_draft_length}]"
+                    f"{self.who}: draft length {length!r} on {name}; expected an int in [0, {caps.max_draft_length}]"
                 )
                 budget = plan.token_budget
                 assert budget is None or (isinstance(budget, int) and budget >= 0), (
@@ -76,12 +72,18 @@ class PolicyContract(PolicyHarness):
                 planner.plan(stats_of(4, step=1))
             assert not found, f"{self.who}: plan has called {sorted(found)}; expected nothing that may block"
 
-    def test_plans_alike_for_equal_figures(self) -> None:
-        """Two instances given the same figures make the same plans, since ranks plan independently."""
+    @pytest.mark.parametrize("profile", [None, (), PROFILE[:1], PROFILE], ids=["", "none", "one", "many"])
+    def test_plans_alike_for_equal_figures(self, profile: Sequence[StepCost] | None) -> None:
+        """Two instances given the same figures, and costs that the engine profiled, plan the same, as ranks do."""
         for name, caps in self.engines.items():
-            one = self.plans(caps)
-            other = self.plans(caps, rank=1)
+            one = self.plans(caps, profile=profile)
+            other = self.plans(caps, rank=1, profile=profile)
             assert one == other, f"{self.who}: two instances plan differently on {name}; found {other}, expected {one}"
+            longest = max(plan.draft_length for plan in one)
+            assert longest <= caps.max_draft_length, (
+                f"{self.who}: draft length {longest} on {name} after {len(profile or ())} profiled costs; "
+                f"expected at most {caps.max_draft_length}"
+            )
 
     def test_a_constant_plan_is_constant(self) -> None:
         """A planner with `is_constant` makes the same plan whatever the figures."""
@@ -98,64 +100,28 @@ class PolicyContract(PolicyHarness):
         if not learning:
             pytest.skip("its plan half learns on no engine")
         for caps, planner in learning:
-            for step, fates in enumerate(
-                ([], [(0, 0)], [(caps.max_draft_length, 0)], [(caps.max_draft_length, caps.max_draft_length)] * 3)
-            ):
-                planner.observe(StepReport.build(step, caps.max_draft_length, len(fates), fates))
-                plan = planner.plan(stats_of(2, step=step + 1))
-                assert 0 <= plan.draft_length <= caps.max_draft_length, (
-                    f"{self.who}: draft length {plan.draft_length} after {fates}"
-                )
-
-    def test_starts_from_profiled_costs(self) -> None:
-        """Costs that the engine profiled are accepted, none or many of them; two instances then plan the same."""
-        for name, caps in self.engines.items():
-            for profile in ((), PROFILE[:1], PROFILE):
-                one = self.plans(caps, profile=profile)
-                other = self.plans(caps, rank=1, profile=profile)
-                assert one == other, (
-                    f"{self.who}: two instances plan differently on {name} after {len(profile)} profiled costs; "
-                    f"found {other}, expected {one}"
-                )
-                longest = max(plan.draft_length for plan in one)
-                assert longest <= caps.max_draft_length, (
-                    f"{self.who}: draft length {longest} on {name} after {len(profile)} profiled costs; "
-                    f"expected at most {caps.max_draft_length}"
-                )
+            longest = caps.max_draft_length
+            for step, counts in enumerate(([], [(0, 0)], [(longest, 0)], [(longest, longest)] * 3)):
+                planner.observe(StepReport.build(step, longest, len(counts), counts))
+                length = planner.plan(stats_of(2, step=step + 1)).draft_length
+                assert 0 <= length <= longest, f"{self.who}: draft length {length} after {counts}"
 
     # -- the trim half -------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("trees", [False, True])
-    def test_keeps_what_was_drafted(self, trees: bool) -> None:
-        """Kept tokens are drafted tokens in their order, with their confidences; of a chain, a prefix is kept."""
+    def test_keeps_a_part_within_the_budget(self, trees: bool) -> None:
+        """Kept tokens are drafted ones, in their order and unchanged, and with them all tokens before them."""
         for budget in self.budgets:
             draft = self.draft(trees=trees)
-            before = self.nodes(draft)
-            after = self.nodes(self.trimmed(draft, budget))
-            for row, (all_nodes, kept) in enumerate(zip(before, after, strict=True)):
-                places = [all_nodes.index(node) for node in kept if node in all_nodes]
+            trimmed = self.trimmed(draft, budget)
+            count = int(trimmed.lengths.sum())
+            assert count <= budget, f"{self.who}: kept {count} draft tokens; expected at most {budget}"
+            for row, (nodes, kept) in enumerate(zip(nodes_of(draft), nodes_of(trimmed), strict=True)):
+                places = [nodes.index(node) for node in kept if node in nodes]
                 assert len(places) == len(kept), (
-                    f"{self.who}: row {row} has {kept} after trim; expected tokens and confidences among {all_nodes}"
+                    f"{self.who}: row {row} has {kept} after trim; expected tokens, confidences and parents of {nodes}"
                 )
-                in_order = places == (sorted(places) if trees else list(range(len(kept))))
-                assert in_order, f"{self.who}: kept places {places} of row {row}; expected a beginning, in order"
-
-    def test_keeps_ancestors(self) -> None:
-        """Every kept node of a tree keeps its parent."""
-        for budget in self.budgets:
-            draft = self.draft(trees=True)
-            before = self.parents(draft)
-            after = self.parents(self.trimmed(draft, budget))
-            for row, (above, kept) in enumerate(zip(before, after, strict=True)):
-                moved = {node: parent for node, parent in kept.items() if parent != above.get(node, parent)}
-                assert not moved, f"{self.who}: in row {row} nodes hang elsewhere: found {moved}, expected {above}"
-
-    @pytest.mark.parametrize("trees", [False, True])
-    def test_respects_the_budget(self, trees: bool) -> None:
-        """The batch keeps no more tokens than its budget, which may be 0."""
-        for budget in self.budgets:
-            kept = int(self.trimmed(self.draft(trees=trees), budget).lengths.sum())
-            assert kept <= budget, f"{self.who}: kept {kept} draft tokens; expected at most {budget}"
+                assert places == sorted(places), f"{self.who}: kept places {places} of row {row}; expected their order"
 
     @pytest.mark.parametrize("trees", [False, True])
     def test_respects_the_costs(self, trees: bool) -> None:
@@ -172,31 +138,24 @@ class PolicyContract(PolicyHarness):
                 )
                 cheap = [level for level in worth if level < price - 1e-3]
                 assert not cheap, f"{self.who}: kept tokens that survive by {cheap}; expected none below {price}"
-                more = lengths is not None and bool((trimmed.lengths > lengths).any())
-                assert not more, (
-                    f"{self.who}: kept {trimmed.lengths.tolist()} at {price} a token; expected at most {lengths}"
-                )
-                lengths = trimmed.lengths
+                kept = trimmed.lengths.tolist()
+                more = [found for found, least in zip(kept, lengths or kept, strict=True) if found > least]
+                assert not more, f"{self.who}: kept {kept} at {price} a token; expected at most {lengths}"
+                lengths = kept
 
     def test_does_not_depend_on_the_order_of_rows(self) -> None:
         """The result does not depend on the order of the rows, if no two tokens are equally likely."""
+        draft = self.draft()
+        turned = map_tensors(draft, lambda tensor: tensor.flip(0))
         for budget in self.budgets:
-            draft = self.draft()
-            order = torch.arange(draft.batch_size).flip(0)
-            turned = map_tensors(draft, lambda tensor: tensor[order])  # noqa: B023 - called at once
-            expected = self.trimmed(draft, budget).lengths[order]
-            found = self.trimmed(turned, budget).lengths
-            assert torch.equal(expected, found), (
-                f"{self.who}: keeps {found.tolist()} with the rows in another order; expected {expected.tolist()}"
-            )
+            expected = self.trimmed(draft, budget).lengths.flip(0).tolist()
+            found = self.trimmed(turned, budget).lengths.tolist()
+            assert found == expected, f"{self.who}: keeps {found} with the rows in another order; expected {expected}"
 
     def test_trims_alike_on_all_ranks(self) -> None:
         """Two instances trim the same; differing drafts on ranks corrupt the text silently."""
         for budget in self.budgets:
-            one = self.trimmed(self.draft(), budget)
-            other = self.trimmed(self.draft(), budget, rank=1)
-            found = other.lengths.tolist()
-            expected = one.lengths.tolist()
+            expected, found = (self.trimmed(self.draft(), budget, rank=rank).lengths.tolist() for rank in (0, 1))
             assert found == expected, f"{self.who}: another instance, of rank 1, keeps {found}; expected {expected}"
 
     @pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
@@ -234,4 +193,4 @@ class PolicyContract(PolicyHarness):
             batch, of_batch, verdict = self.verified(draft)
             action = partial(trimmer.observe, batch, of_batch, verdict)
             watch("observe", action, batch=batch, draft=of_batch, verdict=verdict)
-            self.trimmed(self.draft(), 3, trimmer=trimmer)
+            trimmer.trim(self.draft(), self.limits(self.draft(), 3)).validate()

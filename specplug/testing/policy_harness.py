@@ -20,7 +20,7 @@ from specplug.testing.batches import make_batch
 from specplug.testing.driver import NO_OPTIONS, context_for
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
-from specplug.types.draft import Draft
+from specplug.types.draft import Draft, chain_parents
 from specplug.types.paths import ROOT
 from specplug.types.plan import CostPoint, HostStats, RequestStats, StepCost, StepPlan, StepReport, TrimLimits
 from specplug.types.tensors import map_tensors
@@ -89,20 +89,21 @@ class PolicyHarness:
         `profile` holds costs that the engine profiled before, None if it profiles none.
         """
         planner = self.planner(caps, rank)
-        plans = []
+        plans: list[StepPlan] = []
         if profile is not None:
             planner.calibrate(profile)
         cost = None
         for step, count in enumerate((0, 1, 4, 1, 32, 200, 512, 8, 0, 3)):
             plan = planner.plan(replace(stats_of(count, step), last_step=cost))
+            assert isinstance(plan, StepPlan), f"{self.who}: planned {plan!r}; expected a StepPlan"
             plans.append(plan)
-            tokens = count * (plan.draft_length + 1)
-            cost = (
-                StepCost(count, tokens, 100 * count, plan.draft_length, seconds=0.01 + tokens * 1e-5) if count else cost
-            )
+            length = plan.draft_length
+            tokens = count * (length + 1)
+            if count:
+                cost = StepCost(count, tokens, 100 * count, length, seconds=0.01 + tokens * 1e-5)
             if planner.learns:
-                fates = [(plan.draft_length, number % (plan.draft_length + 1)) for number in range(count)]
-                planner.observe(StepReport.build(step, plan.draft_length, count, fates, cost=cost))
+                counts = [(length, number % (length + 1)) for number in range(count)]
+                planner.observe(StepReport.build(step, length, count, counts, cost=cost))
         return plans
 
     # -- the trim half -------------------------------------------------------------------------------------------
@@ -113,18 +114,9 @@ class PolicyHarness:
         trimmer: Trimmer = self.spec.build_trimmer(self._context(caps, rank, device))
         return trimmer
 
-    def trimmed(
-        self,
-        draft: Draft,
-        budget: int,
-        costs: Sequence[CostPoint] = (),
-        *,
-        rank: int = 0,
-        trimmer: Trimmer | None = None,
-    ) -> Draft:
-        """Return a trimmed copy of `draft`, by a new trim half unless one is given."""
-        copy = map_tensors(draft, Tensor.clone)
-        trimmed = (trimmer or self.trimmer(rank=rank)).trim(copy, self.limits(draft, budget, costs))
+    def trimmed(self, draft: Draft, budget: int, costs: Sequence[CostPoint] = (), *, rank: int = 0) -> Draft:
+        """Return a trimmed copy of `draft`, by a new trim half."""
+        trimmed = self.trimmer(rank=rank).trim(map_tensors(draft, Tensor.clone), self.limits(draft, budget, costs))
         trimmed.validate()
         return trimmed
 
@@ -145,21 +137,6 @@ class PolicyHarness:
             ids = [10 * row + place for place in range(len(levels))]
             draft.set_row(row, ids, levels, parents=parents if trees else None)
         return draft
-
-    def nodes(self, draft: Draft) -> list[list[tuple[int, float]]]:
-        """Return each row's tokens with their confidences."""
-        rows = zip(draft.token_ids.tolist(), draft.confidence.tolist(), draft.lengths.tolist(), strict=True)
-        return [[*zip(ids[:count], levels[:count], strict=True)] for ids, levels, count in rows]
-
-    def parents(self, draft: Draft) -> list[dict[int, int]]:
-        """Return each row's tokens with their parent tokens, `ROOT` for the context."""
-        assert draft.parents is not None, f"{self.who}: a tree has no parents after trim"
-        found = []
-        rows = zip(draft.token_ids.tolist(), draft.parents.tolist(), draft.lengths.tolist(), strict=True)
-        for ids, parents, count in rows:
-            above = {ids[node]: ROOT if parents[node] < 0 else ids[parents[node]] for node in range(count)}
-            found.append(above)
-        return found
 
     def verified(self, draft: Draft) -> tuple[EngineBatch, Draft, Verdict]:
         """Return the arguments of `observe` for `draft` with the first token of each row accepted."""
@@ -189,25 +166,31 @@ def curve_of(price: float, jump: float = 0.0) -> tuple[CostPoint, ...]:
     return CostPoint(0, 0.0), CostPoint(1, jump + price), CostPoint(101, jump + 101 * price)
 
 
+def nodes_of(draft: Draft) -> list[list[tuple[int, float, int]]]:
+    """Return each row's tokens with their confidences and parent tokens, `ROOT` for the context."""
+    found = []
+    parents = chain_parents(draft) if draft.parents is None else draft.parents
+    columns = (draft.token_ids, draft.confidence, parents, draft.lengths)
+    for ids, levels, above, count in zip(*(column.tolist() for column in columns), strict=True):
+        nodes = zip(ids[:count], levels, above, strict=False)
+        found.append([(token, level, ROOT if node < 0 else ids[node]) for token, level, node in nodes])
+    return found
+
+
 _WAITS = ("open", "socket.connect", "subprocess.Popen", "os.system")
-_watching = threading.local()
+_calls = threading.local()
 
 
 @contextmanager
 def watch_for_waiting() -> Iterator[set[str]]:
     """Collect the potentially blocking calls of this thread within the context, by the name of their audit event."""
-    if not hasattr(_watching, "hooked"):
+    if not hasattr(_calls, "found"):
         sys.addaudithook(_note)  # permanent: Python cannot remove an audit hook
-        _watching.hooked = True
-    found: set[str] = set()
-    _watching.found = found
-    try:
-        with patch("time.sleep", lambda seconds: found.add("time.sleep")):
-            yield found
-    finally:
-        _watching.found = None
+    _calls.found = set()
+    with patch("time.sleep", lambda seconds: _calls.found.add("time.sleep")):
+        yield _calls.found
 
 
 def _note(event: str, _arguments: tuple[Any, ...]) -> None:
-    if event in _WAITS and (found := getattr(_watching, "found", None)) is not None:
-        found.add(event)
+    if event in _WAITS and hasattr(_calls, "found"):
+        _calls.found.add(event)

@@ -1,4 +1,4 @@
-"""Proposers that stand between the driver and the proposer under test, and change or watch what passes."""
+"""What may stand between the driver and a proposer: the pipeline, changed batches, and a watch over the arguments."""
 
 from __future__ import annotations
 
@@ -25,60 +25,6 @@ from specplug.types.tensors import tensors_of
 from specplug.types.verdict import Verdict
 
 
-class WrappedProposer(Proposer):
-    """Forwards every call to another proposer."""
-
-    def __init__(self, proposer: Proposer) -> None:
-        self.proposer = proposer
-        self.sources, self.draft_vocab = proposer.sources, proposer.draft_vocab
-
-    def warmup(self) -> None:
-        self.proposer.warmup()
-
-    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
-        self.proposer.step(batch, limits, draft)
-
-    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
-        self.proposer.propose(batch, limits, draft)
-
-    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        self.proposer.observe(batch, draft, verdict)
-
-    def on_event(self, event: Event) -> None:
-        self.proposer.on_event(event)
-
-    def close(self) -> None:
-        self.proposer.close()
-
-
-class WatchedProposer(WrappedProposer):
-    """Raises `ContractError` if a call has changed one of its read-only arguments."""
-
-    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
-        watch("ingest", lambda: self.proposer.ingest(batch), batch=batch)
-        if limits is not None and draft is not None:
-            action, base = (lambda: self.proposer.propose(batch, limits, draft)), {"draft.base_len": draft.base_len}
-            watch("propose", action, batch=batch, limits=limits, **base)
-
-    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        action = lambda: self.proposer.observe(batch, draft, verdict)  # noqa: E731
-        watch("observe", action, batch=batch, draft=draft, verdict=verdict)
-
-
-class ChangedBatches(WrappedProposer):
-    """Passes on what `change` returns for each batch."""
-
-    def __init__(self, proposer: Proposer, change: Callable[[EngineBatch], EngineBatch]) -> None:
-        super().__init__(proposer)
-        self._change = change
-
-    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
-        self.proposer.step(self._change(batch), limits, draft)
-
-    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        self.proposer.observe(self._change(batch), draft, verdict)
-
-
 def newest_only(batch: EngineBatch) -> EngineBatch:
     """Return a batch with only each row's newest tokens, in tables that begin with them and are poisoned after them."""
     windows = batch.to_host(newest_only=True)
@@ -99,15 +45,17 @@ def _poison_outside(tokens: Tensor, begin: Tensor, end: Tensor) -> None:
     tokens.masked_fill_((places < begin[:, None]) | (places >= end[:, None]), POISON)
 
 
-class StagedProposer(WrappedProposer):
-    """Runs every step through the real `DraftStage`, after a dummy step on the same slots with other text.
+class StagedProposer(Proposer):
+    """Runs a proposer's steps through the real `DraftStage`, each after a dummy step on the same slots with other text.
 
     Faults of the proposer are contained and counted in `guard`.  A host proposer that declares `inline` runs in the
     engine's thread if `inline`, otherwise on a thread, as for batches on a GPU.
     """
 
     def __init__(self, proposer: Proposer, spec: ProposerSpec, context: PluginContext, *, inline: bool = False) -> None:
-        super().__init__(proposer)
+        self.proposer = proposer
+        self.sources = proposer.sources
+        self.draft_vocab = proposer.draft_vocab
         caps = spec.caps_for(context.device.type)
         spec = replace(spec, caps=replace(caps, inline=inline and caps.inline))
         handle = make_handle(spec, proposer, deadline=None, device=context.device)
@@ -133,6 +81,17 @@ class StagedProposer(WrappedProposer):
         found = self.stage.propose(batch, draft_length, limits)
         if draft is not None:
             draft.copy_(found)
+
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
+        """Do nothing, as `step` drafts."""
+
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
+        """Pass a verdict on."""
+        self.proposer.observe(batch, draft, verdict)
+
+    def on_event(self, event: Event) -> None:
+        """Pass an event on."""
+        self.proposer.on_event(event)
 
     def close(self) -> None:
         """Close the stage, and the proposer with it."""

@@ -366,38 +366,38 @@ class TestOwnsUpToOthers(contract_of(OwnsUpToOthers, PROBS)):  # type: ignore[mi
 
 PLANTED = [
     (Silent, LEARNS, "test_drafts_for_the_texts", (), "drafted nothing"),
-    (Resizes, LEARNS, "test_keeps_the_shape_of_the_draft", (torch.int64,), "Draft.confidence is malformed"),
-    (NeedsLongIndices, LEARNS, "test_keeps_the_shape_of_the_draft", (torch.int32,), "Expected a long tensor"),
-    (OutsideTheVocabulary, LEARNS, "test_drafts_ids_of_the_vocabulary", (), r"drafted ids \[64"),
-    (LeavesPadding, LEARNS, "test_drafts_ids_of_the_vocabulary", (), "beyond the lengths"),
+    (Resizes, LEARNS, "test_drafts_are_well_formed", (torch.int64,), "Draft.confidence is malformed"),
+    (NeedsLongIndices, LEARNS, "test_drafts_are_well_formed", (torch.int32,), "Expected a long tensor"),
+    (OutsideTheVocabulary, LEARNS, "test_drafts_are_well_formed", (torch.int64,), r"drafted ids \[64"),
+    (LeavesPadding, LEARNS, "test_drafts_are_well_formed", (torch.int64,), "ids beyond the lengths"),
     (IgnoresLimits, LEARNS, "test_respects_limits", (), "expected at most"),
-    (NotAProbability, LEARNS, "test_confidence_is_a_probability", (), "confidences .*nan"),
-    (UnknownSource, LEARNS, "test_names_its_sources", (), r"source \(2,.*one of \[0, 1\]"),
-    (SourceOfNothing, LEARNS, "test_names_its_sources", (), r"sources \[0.* stand beyond the lengths"),
-    (ParentOfItself, TREES, "test_parents_come_before_children", (), r"parents \(0, 1"),
-    (ForgetsItsDistribution, PROBS, "test_fills_in_its_distribution", (), "do not sum to 1"),
-    (DrawnFromOthers, PROBS, "test_fills_in_its_distribution", (), "not in its draft vocabulary"),
-    (AnotherTokensDistribution, PROBS, "test_fills_in_its_distribution", (), "probability 0"),
+    (NotAProbability, LEARNS, "test_drafts_are_well_formed", (torch.int64,), "confidences .*nan"),
+    (UnknownSource, LEARNS, "test_drafts_are_well_formed", (torch.int64,), r"sources \[2,.*one of \[0, 1\]"),
+    (SourceOfNothing, LEARNS, "test_drafts_are_well_formed", (torch.int64,), r"sources beyond the lengths \[0"),
+    (ParentOfItself, TREES, "test_drafts_are_well_formed", (torch.int64,), r"parents \[0, 1"),
+    (ForgetsItsDistribution, PROBS, "test_drafts_are_well_formed", (torch.int64,), "do not sum to 1"),
+    (DrawnFromOthers, PROBS, "test_drafts_are_well_formed", (torch.int64,), "not in its draft vocabulary"),
+    (AnotherTokensDistribution, PROBS, "test_drafts_are_well_formed", (torch.int64,), "probability 0"),
     (IngestsWhenItDrafts, LEARNS, "test_ingests_without_drafting", (), "after steps that only ingested"),
     (NeedsARow, LEARNS, "test_takes_an_empty_batch", (), "max"),
-    (CleansTheTable, LEARNS, "test_changes_nothing_that_it_reads", (), "ingest has changed batch.tokens"),
-    (LowersLimits, LEARNS, "test_changes_nothing_that_it_reads", (), "propose has changed limits"),
-    (MovesTheBase, LEARNS, "test_changes_nothing_that_it_reads", (), "propose has changed draft.base_len"),
+    (CleansTheTable, LEARNS, "test_changes_nothing_that_it_reads", (), "step has changed batch.tokens"),
+    (LowersLimits, LEARNS, "test_changes_nothing_that_it_reads", (), "step has changed limits"),
+    (MovesTheBase, LEARNS, "test_changes_nothing_that_it_reads", (), "step has changed draft.base_len"),
     (KeyedByRow, LEARNS, "test_does_not_depend_on_the_order_of_rows", (), "in another order"),
     (ReadsBeyondTheLength, LEARNS, "test_does_not_read_undefined_memory", (), "undefined memory"),
     (TakesSlotsForTableRows, LEARNS, "test_does_not_read_undefined_memory", (), "undefined memory"),
     (BlindToBarriers, LEARNS, "test_does_not_read_inside_barriers", (), "inside a barrier"),
     (ExpectsOneTokenAStep, LEARNS, "test_takes_prompts_in_chunks", (), "in chunks"),
-    (KeyedBySlot, LEARNS, "test_forgets_a_slot_with_its_generation", (), "used before"),
-    (KeyedByRequest, LEARNS, "test_believes_the_table_after_preemption", (Lifecycle.RESUMED,), "after preemption"),
-    (KeyedByRequest, LEARNS, "test_believes_the_table_after_preemption", (Lifecycle.UPDATED,), "after preemption"),
+    (KeyedBySlot, LEARNS, "test_forgets_a_slot_with_its_generation", (Lifecycle.STARTED,), "used before"),
+    (KeyedByRequest, LEARNS, "test_forgets_a_slot_with_its_generation", (Lifecycle.RESUMED,), "when resumed"),
+    (KeyedByRequest, LEARNS, "test_forgets_a_slot_with_its_generation", (Lifecycle.UPDATED,), "when updated"),
     (DependsOnRank, LEARNS, "test_drafts_alike_on_all_ranks", (1,), "of rank 1"),
     (DependsOnTheInstance, LEARNS, "test_drafts_alike_on_all_ranks", (0,), "another instance"),
     (FailsToLearn, LEARNS, "test_observes", (), "index out of range"),
     (EditsTheVerdict, LEARNS, "test_observes", (), "observe has changed verdict.accepted"),
     (ClosesOnce, LEARNS, "test_closes_twice", (), "history"),
-    (BoundToItsThread, LEARNS, "test_works_through_the_pipeline", (), "faults in the pipeline: .*raised"),
-    (OutsideTheVocabulary, QUICK, "test_works_inline", (), "faults in the pipeline: .*malformed"),
+    (BoundToItsThread, LEARNS, "test_works_through_the_pipeline", (False,), "faults in the pipeline: .*raised"),
+    (OutsideTheVocabulary, QUICK, "test_works_through_the_pipeline", (True,), "faults in the pipeline: .*malformed"),
     (KeepsTheTable, QUICK, "test_keeps_no_view_of_a_batch", (), "with tensors overwritten"),
     (ReadsTheTextAgain, QUICK, "test_needs_only_the_newest_tokens", (), "with the newest tokens only"),
     (AppendsWhatIsNew, QUICK, "test_starts_over_with_a_whole_text", (), "with whole texts handed over again"),
@@ -428,7 +428,7 @@ def test_dummy_steps_that_reach_the_proposer_are_caught(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("specplug.testing.contract.StagedProposer", Leaks)
     with pytest.raises(AssertionError, match="the pipeline"):
-        contract_of(Lookup)().test_works_through_the_pipeline()
+        contract_of(Lookup)().test_works_through_the_pipeline(inline=False)
 
 
 def test_settle_emits_what_was_accepted_and_one_more() -> None:
@@ -464,4 +464,4 @@ def test_the_documented_composed_proposer_satisfies_the_contract() -> None:
 
     TestSpliced.registry = registry
     TestSpliced().test_drafts_for_the_texts()
-    TestSpliced().test_names_its_sources()
+    TestSpliced().test_drafts_are_well_formed(torch.int64)
