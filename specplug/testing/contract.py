@@ -9,10 +9,14 @@ Each test is one clause of the contract that `specplug.interfaces.Proposer` stat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 import torch
 
 from specplug.testing.batches import POISON
+from specplug.testing.driver import NO_OPTIONS
 from specplug.testing.harness import ProposerHarness
 from specplug.testing.wrappers import StagedProposer, newest_only, without_old_text
 from specplug.types.caps import Distribution
@@ -40,8 +44,9 @@ class ProposerContract(ProposerHarness):
 
     def test_respects_limits(self) -> None:
         """No row drafts more than its limit, whether the limits are equal, different, or 0."""
-        for caps in (lambda row, step: (row + step) % (self.draft_length + 1), lambda *_: 0, lambda *_: 1):
-            for step in self.each_step(caps=caps):
+        for cap in (lambda row, step: (row + step) % (self.draft_length + 1), lambda *_: 0, lambda *_: 1):
+            caps = lambda step: {"caps": {name: cap(row, step) for row, name in enumerate(self.names)}}  # noqa: E731, B023
+            for step in self.each_step(how=caps):
                 lengths = step.draft.lengths
                 within = bool(((lengths >= 0) & (lengths <= step.limits)).all())
                 found = f"drafted {lengths.tolist()} tokens; expected at most {step.limits.tolist()}, row by row"
@@ -49,8 +54,7 @@ class ProposerContract(ProposerHarness):
 
     def test_ingests_without_drafting(self) -> None:
         """Drafts do not depend on whether earlier steps drafted too."""
-        lengths = lambda step: 0 if step % 3 else self.draft_length  # noqa: E731
-        seldom = [step.by_request() for step in self.each_step(draft_lengths=lengths)]
+        seldom = self.drafts(lambda step: {"draft_length": 0} if step % 3 else NO_OPTIONS)
         self.same(self.drafts()[::3], seldom[::3], "after steps that only ingested")
 
     def test_takes_an_empty_batch(self) -> None:
@@ -68,7 +72,8 @@ class ProposerContract(ProposerHarness):
 
     def test_does_not_depend_on_the_order_of_rows(self) -> None:
         """Requests may change their row at every step."""
-        self.same(self.drafts(), self.drafts(orders=_rotated), "with the rows in another order")
+        turned = self.drafts(lambda step: {"order": _rotated(self.names, step)})
+        self.same(self.drafts(), turned, "with the rows in another order")
 
     def test_does_not_read_undefined_memory(self) -> None:
         """Drafts do not depend on table entries beyond a row's length or in rows of other slots."""
@@ -92,13 +97,13 @@ class ProposerContract(ProposerHarness):
     def test_takes_prompts_in_chunks(self) -> None:
         """A prompt that arrives in chunks, with no drafts between them, gives the same drafts as a whole prompt."""
         with self.driver() as whole, self.driver() as pieces:
-            for index, text in enumerate(self.texts):
-                whole.start(f"text {index}", text)
-                pieces.start(f"text {index}", text[:1])
-            for begin in range(1, max(len(text) for text in self.texts), 5):
-                pieces.step(self.draft_length, caps={f"text {index}": 0 for index in range(len(self.texts))})
-                for index, text in enumerate(self.texts):
-                    pieces.extend(f"text {index}", text[begin : begin + 5])
+            for name, text in zip(self.names, self.texts, strict=True):
+                whole.start(name, text)
+                pieces.start(name, text[:1])
+            for begin in range(1, max(map(len, self.texts)), 5):
+                pieces.step(self.draft_length, caps=dict.fromkeys(self.names, 0))
+                for name, text in zip(self.names, self.texts, strict=True):
+                    pieces.extend(name, text[begin : begin + 5])
             expected = whole.step(self.draft_length).by_request()
             found = pieces.step(self.draft_length).by_request()
         self.same([expected], [found], "with prompts in chunks")
@@ -130,10 +135,10 @@ class ProposerContract(ProposerHarness):
             pytest.skip("does not learn")
         with self.driver(watched=True) as driver:
             answers = {}
-            for index, text in enumerate(self.texts):
+            for name, text in zip(self.names, self.texts, strict=True):
                 half = (len(text) + 1) // 2
-                driver.start(f"text {index}", text[:half])
-                answers[f"text {index}"] = list(text[half:])
+                driver.start(name, text[:half])
+                answers[name] = list(text[half:])
             while any(answers.values()):
                 step = driver.step(self.draft_length)
                 emitted = driver.settle(step, answers).emitted.tolist()
@@ -172,12 +177,13 @@ class ProposerContract(ProposerHarness):
         """Drafts do not depend on ids before a row's newest `num_new`, which may be wrong or missing."""
         if not self.caps.incremental:
             pytest.skip("reads whole texts")
-        expected = self.drafts(orders=_with_gaps)
+        how = lambda step: {"order": _with_gaps(self.names, step)}  # noqa: E731
+        expected = self.drafts(how)
         for change, when in (
             (newest_only, "with the newest tokens only"),
             (without_old_text, "with other ids in text that it has seen"),
         ):
-            self.same(expected, self.drafts(change=change, orders=_with_gaps), when)
+            self.same(expected, self.drafts(how, change=change), when)
 
     def test_starts_over_with_a_whole_text(self) -> None:
         """A row whose whole text is new gets the drafts of a slot that held nothing before."""
@@ -185,11 +191,11 @@ class ProposerContract(ProposerHarness):
             pytest.skip("reads whole texts")
         with self.driver(change=newest_only) as again:
 
-            def orders(names: list[str], step: int) -> list[str]:
-                again.resend(names[step % len(names)])
-                return names
+            def resend(step: int) -> Mapping[str, Any]:
+                again.resend(self.names[step % len(self.names)])
+                return NO_OPTIONS
 
-            found = [step.by_request() for step in self.steps(again, orders=orders)]
+            found = [step.by_request() for step in self.steps(again, resend)]
         self.same(self.drafts(), found, "with whole texts handed over again")
 
 

@@ -66,30 +66,22 @@ class ProposerHarness:
         )
 
     def steps(
-        self,
-        driver: Driver,
-        *,
-        draft_lengths: Callable[[int], int] | None = None,
-        orders: Callable[[list[str], int], list[str]] | None = None,
-        caps: Callable[[int, int], int] | None = None,
+        self, driver: Driver, how: Callable[[int], Mapping[str, Any]] = lambda step: NO_OPTIONS
     ) -> Iterator[DraftedStep]:
         """Feed all texts from their first half to their end, one to three tokens per step; yield every step.
 
-        The functions return, by step, the draft length, the order of the rows, and, by request, the most draft tokens.
+        `how` returns arguments of `Driver.step`, by step; the draft length is `draft_length` where it has none.
         """
-        names = [f"text {index}" for index in range(len(self.texts))]
         rest = {}
-        for name, text in zip(names, self.texts, strict=True):
+        for name, text in zip(self.names, self.texts, strict=True):
             half = (len(text) + 1) // 2
             driver.start(name, text[:half])
             rest[name] = list(text[half:])
         for number in itertools.count():
-            bounds = None if caps is None else {name: caps(index, number) for index, name in enumerate(names)}
-            draft_length = self.draft_length if draft_lengths is None else draft_lengths(number)
-            yield driver.step(draft_length, order=orders and orders(names, number), caps=bounds)
+            yield driver.step(**{"draft_length": self.draft_length, **how(number)})
             if not any(rest.values()):
                 return
-            for index, name in enumerate(names):
+            for index, name in enumerate(self.names):
                 count = 1 + (number + index) % 3
                 driver.extend(name, rest[name][:count])
                 del rest[name][:count]
@@ -100,20 +92,23 @@ class ProposerHarness:
             yield from self.steps(driver, **how)
 
     def drafts(
-        self, orders: Callable[[list[str], int], list[str]] | None = None, **changes: Any
+        self, how: Callable[[int], Mapping[str, Any]] = lambda step: NO_OPTIONS, **changes: Any
     ) -> list[dict[str, RowDraft]]:
         """Return the drafts of the `steps` of a new proposer, by request; `changes` are those of `driver`."""
         with self.driver(**changes) as driver:
-            return [step.by_request() for step in self.steps(driver, orders=orders)]
+            return [step.by_request() for step in self.steps(driver, how)]
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the requests with the texts."""
+        return [f"text {index}" for index in range(len(self.texts))]
 
     def same(self, expected: list[dict[str, RowDraft]], found: list[dict[str, RowDraft]], when: str) -> None:
         """Assert that two runs drafted the same, confidences up to rounding."""
         for number, (one, other) in enumerate(zip(expected, found, strict=True)):
             for name, row in one.items():
-                assert _alike(row, other[name]), (
-                    f"{self.who} drafts differently {when}, for {name!r} at step {number}; found {other[name]}, "
-                    f"expected {row}"
-                )
+                where = f"{when}, for {name!r} at step {number}"
+                assert _alike(row, other[name]), f"{self.who} drafts differently {where}: {other[name]} for {row}"
 
     def compare_with_fresh(self, used: Driver, text: Sequence[int], kind: Lifecycle, when: str) -> None:
         """Assert that for a part of `text`, seen before, `used` drafts the same as a fresh proposer."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import Planner, PluginContext, Trimmer
+from specplug.pipeline.plan import checked_costs
 from specplug.plugins.specs import PolicySpec
 from specplug.testing.batches import make_batch
 from specplug.testing.driver import NO_OPTIONS, context_for
@@ -25,9 +26,6 @@ from specplug.types.paths import ROOT
 from specplug.types.plan import CostPoint, HostStats, RequestStats, StepCost, StepPlan, StepReport, TrimLimits
 from specplug.types.tensors import map_tensors
 from specplug.types.verdict import Outcome, Verdict
-
-IDLE = HostStats(0, ())
-"""The figures of a first step without decoding requests."""
 
 PRICES = (0.0, 0.05, 0.2, 0.5, 0.8, 1.0)
 """Costs of each draft token."""
@@ -83,19 +81,35 @@ class PolicyHarness:
         planner: Planner = self.spec.build(self._context(caps, rank))
         return planner
 
-    def plans(self, caps: EngineCaps, rank: int = 0, profile: Sequence[StepCost] | None = None) -> list[StepPlan]:
+    def plan(self, engine: str, planner: Planner, stats: HostStats) -> StepPlan:
+        """Return a plan, all of which is within the limits of an engine, which is named as in `engines`."""
+        plan = planner.plan(stats)
+        where = f"for {len(stats.requests)} requests on {engine}"
+        assert isinstance(plan, StepPlan), f"{self.who}: planned {plan!r} {where}; expected a StepPlan"
+        longest = self.engines[engine].max_draft_length
+        stated = planner.longest_draft(len(stats.requests))
+        longest = longest if stated is None else min(longest, stated)
+        in_range = isinstance(plan.draft_length, int) and 0 <= plan.draft_length <= longest
+        found = f"draft length {plan.draft_length!r} {where}; expected an int in [0, {longest}]"
+        assert in_range, f"{self.who}: {found}"
+        budget = plan.token_budget
+        is_budget = budget is None or (isinstance(budget, int) and budget >= 0)
+        assert is_budget, f"{self.who}: token_budget {budget!r} {where}; expected None or an int >= 0"
+        checked_costs(plan.costs)
+        return plan
+
+    def plans(self, engine: str, rank: int = 0, profile: Sequence[StepCost] | None = None) -> list[StepPlan]:
         """Return the plans of steps of 0 to 512 requests; each step is reported with half of its drafts accepted.
 
         `profile` holds costs that the engine profiled before, None if it profiles none.
         """
-        planner = self.planner(caps, rank)
-        plans: list[StepPlan] = []
+        planner = self.planner(self.engines[engine], rank)
+        plans = []
         if profile is not None:
             planner.calibrate(profile)
         cost = None
-        for step, count in enumerate((0, 1, 4, 1, 32, 200, 512, 8, 0, 3)):
-            plan = planner.plan(replace(stats_of(count, step), last_step=cost))
-            assert isinstance(plan, StepPlan), f"{self.who}: planned {plan!r}; expected a StepPlan"
+        for step, count in enumerate((0, 1, 2, 4, 1, 32, 200, 512, 8, 7, 0, 3)):
+            plan = self.plan(engine, planner, replace(stats_of(count, step), last_step=cost))
             plans.append(plan)
             length = plan.draft_length
             tokens = count * (length + 1)

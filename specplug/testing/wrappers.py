@@ -100,20 +100,17 @@ class StagedProposer(Proposer):
 
 def watch(call: str, action: Callable[[], object], **read_only: Any) -> None:
     """Run an action, and raise `ContractError` if it changed one of its read-only tensors, or records of them."""
-    before = {name: _copies(value) for name, value in read_only.items()}
-    action()
+    tensors: dict[str, Tensor] = {}
     for name, value in read_only.items():
-        for path, tensor in _copies(value).items():
-            if not torch.equal(tensor, before[name][path]):
-                raise ContractError.build(
-                    f"{call} has changed {name}{path}",
-                    found=tensor.tolist(),
-                    expected=f"{before[name][path].tolist()}, because it is read-only",
-                    remedy="Write to a clone of it",
-                )
-
-
-def _copies(value: Any) -> dict[str, Tensor]:
-    if isinstance(value, Tensor):
-        return {"": value.clone()}
-    return {f".{name}": tensor.clone() for name, tensor in tensors_of(value).items()}
+        parts = {"": value} if isinstance(value, Tensor) else {f".{part}": it for part, it in tensors_of(value).items()}
+        tensors |= {name + part: tensor for part, tensor in parts.items()}
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    action()
+    for name, tensor in tensors.items():
+        if not torch.equal(tensor, before[name]):
+            raise ContractError.build(
+                f"{call} has changed {name}",
+                found=tensor.tolist(),
+                expected=f"{before[name].tolist()}, because it is read-only",
+                remedy="Write to a clone of it",
+            )
