@@ -20,9 +20,10 @@ from specplug.testing.driver import NO_OPTIONS
 from specplug.testing.harness import ProposerHarness
 from specplug.testing.wrappers import StagedProposer, newest_only, without_old_text
 from specplug.types.caps import Distribution
-from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.draft import NO_TOKEN
 from specplug.types.paths import ROOT
 from specplug.types.request import Lifecycle
+from specplug.types.step import Draft
 from specplug.types.tensors import tensors_of
 
 

@@ -26,7 +26,8 @@ from specplug.testing.policy_harness import (
     watch_for_waiting,
 )
 from specplug.testing.wrappers import watch
-from specplug.types.plan import StepCost, StepReport
+from specplug.types.plan import StepReport
+from specplug.types.step import StepCost
 from specplug.types.tensors import map_tensors
 
 

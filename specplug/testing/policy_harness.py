@@ -15,17 +15,16 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import Planner, PluginContext, Trimmer
-from specplug.pipeline.plan import checked_costs
 from specplug.plugins.specs import PolicySpec
+from specplug.steps.plan_stage import checked_costs
 from specplug.testing.batches import make_batch
 from specplug.testing.driver import NO_OPTIONS, context_for
-from specplug.types.batch import EngineBatch
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
-from specplug.types.draft import Draft, chain_parents
+from specplug.types.draft import chain_parents
 from specplug.types.paths import ROOT
-from specplug.types.plan import CostPoint, HostStats, RequestStats, StepCost, StepPlan, StepReport, TrimLimits
+from specplug.types.plan import HostStats, RequestStats, StepReport, TrimLimits
+from specplug.types.step import CostPoint, Draft, EngineBatch, Outcome, StepCost, StepPlan, Verdict
 from specplug.types.tensors import map_tensors
-from specplug.types.verdict import Outcome, Verdict
 
 PRICES = (0.0, 0.05, 0.2, 0.5, 0.8, 1.0)
 """Costs of each draft token."""

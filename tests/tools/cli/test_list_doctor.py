@@ -18,7 +18,7 @@ from specplug.plugins.specs import CheckSpec, PolicySpec, ProposerSpec, Verifier
 from specplug.settings import KINDS, Settings, leaves
 from specplug.tools.cli.doctor import environment, plugins
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
-from specplug.types.plan import StepPlan
+from specplug.types.step import StepPlan
 from tests.plugins.planted import plugin
 from tests.tools.cli.tools import invoke
 
