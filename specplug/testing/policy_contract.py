@@ -114,7 +114,7 @@ class PolicyContract(PolicyHarness):
                 lengths = kept
 
     def test_trims_alike(self) -> None:
-        """The result depends neither on the order of rows nor on the rank; drafts that differ there corrupt the text."""
+        """The result depends neither on the order of rows nor on the rank, whose drafts have to agree."""
         draft = self.draft()
         turned = map_tensors(draft, lambda tensor: tensor.flip(0))
         for budget in self.budgets:
