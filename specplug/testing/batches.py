@@ -19,10 +19,6 @@ from specplug.verify.random import uniforms
 from specplug.verify.target import target_probs
 
 T = TypeVar("T")
-_TEMPERATURES = (0.0, 0.5, 1.0)
-_TOP_K = (0, 2, 4)
-_TOP_P = (0.6, 1.0)
-_MIN_P = (0.0, 0.2)
 
 POISON = 1_000_000_007
 """Fill value for undefined entries of the token table: an int32 that is an id of no vocabulary."""
@@ -142,7 +138,7 @@ class VerifyStep:
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=stream) * 2
 
-        def choose(values: tuple[float, ...]) -> Tensor:
+        def choose(*values: float) -> Tensor:
             return torch.tensor(values)[torch.randint(len(values), (batch_size,), generator=stream)]
 
         draft = Draft.allocate(batch_size, draft_length, distribution=distribution, vocab_size=vocab_size)
@@ -154,7 +150,7 @@ class VerifyStep:
             draft.draft_probs.copy_(normal(batch_size, draft_length, vocab_size).softmax(-1))
         if draft.drawn is not None:
             draft.drawn.copy_(torch.rand(batch_size, draft_length, generator=stream) < 0.7)
-        sampling = SamplingBatch(choose(_TEMPERATURES), choose(_TOP_K).long(), choose(_TOP_P), choose(_MIN_P))
+        sampling = SamplingBatch(choose(0.0, 0.5, 1.0), choose(0, 2, 4).long(), choose(0.6, 1.0), choose(0.0, 0.2))
         positions = torch.randint(99, (batch_size,), generator=stream)
         numbers = uniforms(torch.arange(batch_size), positions, draft_length)
         return cls(draft, normal(batch_size, draft_length + 1, vocab_size), sampling, numbers)

@@ -73,7 +73,9 @@ class ProposerContract(ProposerHarness):
 
     def test_does_not_depend_on_the_order_of_rows(self) -> None:
         """Requests may change their row at every step."""
-        turned = self.drafts(lambda step: {"order": _rotated(self.names, step)})
+        names = self.names * 2
+        count = len(self.texts)
+        turned = self.drafts(lambda step: {"order": names[step % count : step % count + count]})
         self.same(self.drafts(), turned, "with the rows in another order")
 
     def test_does_not_read_undefined_memory(self) -> None:
@@ -178,13 +180,17 @@ class ProposerContract(ProposerHarness):
         """Drafts do not depend on ids before a row's newest `num_new`, which may be wrong or missing."""
         if not self.caps.incremental:
             pytest.skip("reads whole texts")
-        how = lambda step: {"order": _with_gaps(self.names, step)}  # noqa: E731
-        expected = self.drafts(how)
+
+        def with_gaps(step: int) -> Mapping[str, Any]:
+            skipped = step % (len(self.names) + 1)  # each request skips one step in turn
+            return {"order": [name for row, name in enumerate(self.names) if row != skipped] or self.names}
+
+        expected = self.drafts(with_gaps)
         for change, when in (
             (newest_only, "with the newest tokens only"),
             (without_old_text, "with other ids in text that it has seen"),
         ):
-            self.same(expected, self.drafts(how, change=change), when)
+            self.same(expected, self.drafts(with_gaps, change=change), when)
 
     def test_starts_over_with_a_whole_text(self) -> None:
         """A row whose whole text is new gets the drafts of a slot that held nothing before."""
@@ -252,13 +258,3 @@ def _mistake_of_distribution(draft: Draft) -> str:
             )
     is_possible = bool((probs.gather(1, column[:, None]) > 0).all())
     return "" if is_possible else f"drafted tokens that {name} give probability 0"
-
-
-def _with_gaps(names: list[str], step: int) -> list[str]:
-    """Let each request skip one step in turn, so that its tokens arrive with the next."""
-    return [name for row, name in enumerate(names) if row != step % (len(names) + 1)] or names
-
-
-def _rotated(names: list[str], step: int) -> list[str]:
-    first = step % len(names)
-    return names[first:] + names[:first]

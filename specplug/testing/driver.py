@@ -13,11 +13,12 @@ in the batch are three different numbers, and undefined entries are poisoned.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import takewhile
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,7 +62,8 @@ class _Running:
     known: int = 0
 
 
-class Driver:
+@dataclass(eq=False)
+class Driver(AbstractContextManager["Driver"]):
     """An engine's view of one proposer.  As a context manager it closes the proposer on exit.
 
     The attribute `proposer` may be replaced by a `StagedProposer`.
@@ -78,42 +80,34 @@ class Driver:
         registry: registry of the parts of a composed proposer; by default the installed plug-ins.
     """
 
-    def __init__(
-        self,
-        spec: ProposerSpec,
-        options: Mapping[str, object] = NO_OPTIONS,
-        *,
-        vocab_size: int,
-        max_slots: int = 8,
-        max_length: int = 256,
-        max_draft_length: int = 8,
-        device: torch.device | str = "cpu",
-        rank: int = 0,
-        poison: int = POISON,
-        index_dtype: torch.dtype = torch.int64,
-        change: Callable[[EngineBatch], EngineBatch] = lambda batch: batch,
-        watched: bool = False,
-        registry: Registry | None = None,
-    ) -> None:
-        self.spec = spec
-        self.caps = spec.caps_for(torch.device(device).type)
-        caps = EngineCaps(max_draft_length, trees=self.caps.trees, draft_input=self.caps.distribution)
-        sizes = {"vocab_size": vocab_size, "max_slots": max_slots, "max_length": max_length}
-        part = partial(self._part, registry)
-        self.context = context_for(spec, options, caps, **sizes, device=torch.device(device), rank=rank, part=part)
-        self._poison = poison
-        self._index_dtype = index_dtype
-        self._change = change
-        self._watched = watched
-        self._occupants: dict[str, _Running] = {}
-        self._free = list(range(max_slots))
-        self._generations = [-1] * max_slots
-        self._reset_slots: set[int] = set()
-        self.proposer: Proposer = spec.build(self.context)
-        self.proposer.warmup()
+    spec: ProposerSpec
+    options: Mapping[str, object] = field(default_factory=dict)
+    _: KW_ONLY
+    vocab_size: int
+    max_slots: int = 8
+    max_length: int = 256
+    max_draft_length: int = 8
+    device: torch.device | str = "cpu"
+    rank: int = 0
+    poison: int = POISON
+    index_dtype: torch.dtype = torch.int64
+    change: Callable[[EngineBatch], EngineBatch] = lambda batch: batch
+    watched: bool = False
+    registry: Registry | None = None
 
-    def __enter__(self) -> Self:
-        return self
+    def __post_init__(self) -> None:
+        device = torch.device(self.device)
+        self.caps = self.spec.caps_for(device.type)
+        caps = EngineCaps(self.max_draft_length, trees=self.caps.trees, draft_input=self.caps.distribution)
+        sizes = {"vocab_size": self.vocab_size, "max_slots": self.max_slots, "max_length": self.max_length}
+        own = {"device": device, "rank": self.rank, "part": self._part}
+        self.context = context_for(self.spec, self.options, caps, **sizes, **own)
+        self._occupants: dict[str, _Running] = {}
+        self._free = list(range(self.max_slots))
+        self._generations = [-1] * self.max_slots
+        self._reset_slots: set[int] = set()
+        self.proposer: Proposer = self.spec.build(self.context)
+        self.proposer.warmup()
 
     def __exit__(self, *_error: object) -> None:
         self.close()
@@ -188,8 +182,8 @@ class Driver:
             reset_slots=tuple(sorted(self._reset_slots.intersection(slots))),
             barriers=tuple(Barrier(row, *span) for row, it in enumerate(occupants) for span in it.barriers),
             requests=[occupant.request for occupant in occupants],
-            poison=self._poison,
-            index_dtype=self._index_dtype,
+            poison=self.poison,
+            index_dtype=self.index_dtype,
             device=context.device,
         )
 
@@ -233,7 +227,7 @@ class Driver:
         verdict = Verdict.build(step.draft.lengths, outcome)
         if self.caps.learns:
             batch = self.batch(step.names)
-            arguments = (self._change(batch), step.draft, verdict)
+            arguments = (self.change(batch), step.draft, verdict)
             self._call("observe", *arguments, batch=batch, draft=step.draft, verdict=verdict)
         return verdict
 
@@ -253,21 +247,21 @@ class Driver:
         draft.reset(batch.lengths)
         outputs = (limits, draft) if draft_length else (None, None)
         read_only = {"batch": batch, "limits": limits, "draft.base_len": draft.base_len}
-        self._call("step", self._change(batch), *outputs, **read_only)
+        self._call("step", self.change(batch), *outputs, **read_only)
         return draft
 
     def _call(self, name: str, *arguments: object, **read_only: object) -> None:
         """Call the proposer, which must not change the tensors of `read_only`."""
         action = partial(getattr(self.proposer, name), *arguments)
-        if self._watched:
+        if self.watched:
             watch(name, action, **read_only)
         else:
             action()
 
-    def _part(self, registry: Registry | None, name: str, *, states: bool = False) -> ProposerRunner:
+    def _part(self, name: str, *, states: bool = False) -> ProposerRunner:
         """Build a part whose faults fail the test."""
         settings = Settings(faults=Faults(host_deadline_ms=None))
-        known = registry or default_registry()
+        known = self.registry or default_registry()
         return build_part(name, settings, known, self.context, _refuse, (self.spec.name,), states=states)
 
     def _notify(self, kind: Lifecycle, occupant: _Running, visible: int | None = None) -> None:

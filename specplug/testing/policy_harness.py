@@ -154,10 +154,9 @@ class PolicyHarness:
     def verified(self, draft: Draft) -> tuple[EngineBatch, Draft, Verdict]:
         """Return the arguments of `observe` for `draft` with the first token of each row accepted."""
         rows = draft.batch_size
-        device = draft.device
         accepted = draft.lengths.clamp(max=1)
         outcome = Outcome(draft.lengths.clone(), accepted, accepted + 1)
-        batch = make_batch([[1, 2, 3]] * rows, num_new=[2] * rows, device=device)
+        batch = make_batch([[1, 2, 3]] * rows, num_new=[2] * rows, device=draft.device)
         return batch, draft, Verdict.build(draft.lengths.clone(), outcome)
 
     def _context(self, caps: EngineCaps, rank: int, device: torch.device | None = None) -> PluginContext:
@@ -165,13 +164,11 @@ class PolicyHarness:
         return context_for(self.spec, self.options, caps, **sizes, device=device or torch.device("cpu"), rank=rank)
 
 
-def stats_of(count: int, step: int = 0, cap: int | None = None) -> HostStats:
-    """Return the figures of `count` requests, each with the given cap."""
-    requests = [
-        RequestStats(f"request {number}", 100 + number, 50, cap, verified=4 * step, accepted=2 * step)
-        for number in range(count)
-    ]
-    return HostStats(step, tuple(requests))
+def stats_of(count: int, step: int = 0) -> HostStats:
+    """Return the figures of `count` requests at a step."""
+    names = [f"request {number}" for number in range(count)]
+    counts = {"verified": 4 * step, "accepted": 2 * step}
+    return HostStats(step, tuple(RequestStats(name, 100, 50, **counts) for name in names))
 
 
 def curve_of(price: float, jump: float = 0.0) -> tuple[CostPoint, ...]:

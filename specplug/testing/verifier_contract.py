@@ -9,7 +9,7 @@ Each test is one clause of the contract of `specplug.interfaces.Verifier`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -31,27 +31,27 @@ EXACT = 1e-5
 """Largest error of an enumerated probability that counts as rounding; planted mistakes are off by more than 1e-3."""
 
 
-Change = Callable[[VerifyStep, Verification], Iterable[tuple[Sequence[int], VerifyStep, bool]]]
+CHANGES = (
+    "other numbers after the emitted tokens",
+    "the rows in another order",
+    "flat logits",
+    "other values in undefined memory",
+    "a row by itself",
+)
+"""What must not change a step's decision."""
 
 
-def _all(step: VerifyStep) -> range:
-    return range(step.draft.batch_size)
-
-
-CHANGES: Mapping[str, Change] = {
-    "other numbers after the emitted tokens": lambda step, found: [
-        (_all(step), step.with_other_numbers(found.num_accepted), False)
-    ],
-    "a row by itself": lambda step, found: [
-        ([row], step.pick([row], draft_length=length), False) for row, length in enumerate(step.draft.lengths.tolist())
-    ],
-    "the rows in another order": lambda step, found: [(_all(step)[::-1], step.pick([*_all(step)[::-1]]), False)],
-    "other values in undefined memory": lambda step, found: [
-        (_all(step), step.poisoned(value), False) for value in (NO_TOKEN, 0, step.dense.shape[-1], 2**31 - 1)
-    ],
-    "flat logits": lambda step, found: [(_all(step), step, True)],
-}
-"""What must not change a step's decision: the rows to compare, the step changed, and whether its logits are flat."""
+def changed(step: VerifyStep, found: Verification) -> Iterator[tuple[str, list[int], VerifyStep, bool]]:
+    """Yield each of `CHANGES` of a step: its name, the rows to compare, the step, and whether its logits are flat."""
+    numbers, order, flat, undefined, alone = CHANGES
+    rows = list(range(step.draft.batch_size))
+    yield numbers, rows, step.with_other_numbers(found.num_accepted), False
+    yield order, rows[::-1], step.pick(rows[::-1]), False
+    yield flat, rows, step, True
+    for value in (NO_TOKEN, 0, step.dense.shape[-1], 2**31 - 1):
+        yield undefined, rows, step.poisoned(value), False
+    for row, length in enumerate(step.draft.lengths.tolist()):
+        yield alone, [row], step.pick([row], draft_length=length), False
 
 
 class VerifierContract:
@@ -143,10 +143,11 @@ class VerifierContract:
         """
         for step in self.steps():
             found = self.run(step)
-            for rows, changed, is_flat in CHANGES[change](step, found):
-                again = _emitted(changed.verify(self.verifier(), flat=is_flat, device=self.device))
-                expected = [_emitted(found)[row] for row in rows]
-                assert again == expected, f"{self.who} decides otherwise for {change}: {again}; expected {expected}"
+            for what, rows, other, is_flat in changed(step, found):
+                if what == change:
+                    again = _emitted(other.verify(self.verifier(), flat=is_flat, device=self.device))
+                    expected = [_emitted(found)[row] for row in rows]
+                    assert again == expected, f"{self.who} decides otherwise for {what}: {again}; expected {expected}"
 
     def test_changes_nothing_that_it_reads(self) -> None:
         """Draft, logits, sampling parameters and random numbers belong to the engine and stay unchanged."""
