@@ -152,7 +152,7 @@ def _engine_of(model: Any, given: Settings | Mapping[str, Any] | None, rows: int
     """Lend the engine that served the model before, if it can do so again, or a new one."""
     settings = given if isinstance(given, Settings) else load_settings(given, flags_origin="generate").settings
     engine, close = _idle.pop(model, (None, None))  # nobody else's while it serves
-    if engine is None or engine.settings != settings or rows > engine.max_num_seqs or not engine.attach(model):
+    if engine is None or engine.settings != settings or rows > engine.max_num_seqs or not engine.runner.attach(model):
         if close is not None:
             close()
         engine = Engine(model, settings=settings, max_num_seqs=rows)
@@ -164,7 +164,7 @@ def _engine_of(model: Any, given: Settings | Mapping[str, Any] | None, rows: int
         close()
         raise
     finally:
-        engine.detach()
+        engine.runner.detach()
     if model in _idle:  # another call has begun and ended meanwhile
         _idle[model][1]()
     _idle[model] = engine, close

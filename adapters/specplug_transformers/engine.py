@@ -51,6 +51,7 @@ class Engine:
         registry: plug-ins; the installed ones by default.
 
     Attributes:
+        runner: runs the model; while no request is left it may `detach` from the model, and later `attach` again.
         start_costs: what steps cost, as far as it is known before the first request.
 
     Raises:
@@ -75,14 +76,14 @@ class Engine:
         self.settings = settings
         gamma = settings.num_speculative_tokens
         self.caps = EngineCaps(max_draft_length=gamma, ragged=Ragged.LONGEST, draft_input=Distribution.PROBS)
-        self._runner = probed_runner(model)
-        self.max_length = min(self._runner.max_length, max_length or self._runner.max_length)
+        self.runner = probed_runner(model)
+        self.max_length = min(self.runner.max_length, max_length or self.runner.max_length)
         context = PluginContext(
             caps=self.caps,
-            vocab_size=self._runner.vocab_size,
+            vocab_size=self.runner.vocab_size,
             max_slots=max_num_seqs,
             max_length=self.max_length,
-            device=self._runner.device,
+            device=self.runner.device,
             seed=settings.seed,
             target_path=model.name_or_path or None,
             target_config=model.config,
@@ -90,15 +91,15 @@ class Engine:
         )
         self._drafts = build_draft_stage(settings, self.registry, context, grammars=True)
         self._plans = build_plan_stage(settings, self.registry, context, self._drafts.metrics.fault)
-        self._table = SlotTokens(max_num_seqs, self.max_length, self._runner.vocab_size, self._runner.device)
+        self._table = SlotTokens(max_num_seqs, self.max_length, self.runner.vocab_size, self.runner.device)
         verifier = build_verifier(settings, self.registry, context)
         lossy = None
         if not self.registry.get(VerifierSpec, settings.verifier).caps.lossless:
             verifier, lossy = ReferenceVerifier(), verifier
-        self._decoder = Decoder(self._runner, self._table, self._plans, self._drafts, verifier, lossy)
+        self._decoder = Decoder(self.runner, self._table, self._plans, self._drafts, verifier, lossy)
         self.start_costs = StartCosts()
         if settings.costs.measure and self._plans.reads_costs:
-            self.start_costs = costs_of(settings, self._runner, verifier, max_num_seqs, self.max_length)
+            self.start_costs = costs_of(settings, self.runner, verifier, max_num_seqs, self.max_length)
         if self.start_costs.costs:
             self._plans.calibrate(self.start_costs.costs)
         self._intake = RequestIntake(context, acceptance_thresholds(settings, self.registry), settings, model)
@@ -130,7 +131,7 @@ class Engine:
         state = self._by_id.get(request_id)
         if state is None:
             return None
-        state.abort()
+        state.end("abort")
         if state in self._waiting:
             self._waiting.remove(state)
             del self._by_id[request_id]
@@ -183,14 +184,6 @@ class Engine:
         """Bound the draft length while serving: 0 switches speculation off, None lifts the bound."""
         self._plans.ceiling = draft_length
 
-    def detach(self) -> None:
-        """Forget the model while no request is left, and keep all that was learnt; `attach` serves it again."""
-        self._runner.detach()
-
-    def attach(self, model: Any) -> bool:
-        """Serve the same model again; return false if it has changed so that a new engine must serve it."""
-        return self._runner.attach(model)
-
     def close(self) -> None:
         """Release proposers, threads and files."""
         self._drafts.close()
@@ -220,8 +213,8 @@ class Engine:
             return
         chunks = [s.tokens[s.computed : min(s.computed + self._prefill_chunk, s.length - 1)] for s in filling]
         longest = max(map(len, chunks))
-        padded = torch.tensor([chunk + [0] * (longest - len(chunk)) for chunk in chunks], device=self._runner.device)
-        self._runner.forward([s.row for s in filling], [s.computed for s in filling], padded, keep_logits=False)
+        padded = torch.tensor([chunk + [0] * (longest - len(chunk)) for chunk in chunks], device=self.runner.device)
+        self.runner.forward([s.row for s in filling], [s.computed for s in filling], padded, keep_logits=False)
         for state, chunk in zip(filling, chunks, strict=True):
             state.computed += len(chunk)
 
@@ -233,7 +226,7 @@ class Engine:
             state = self._waiting[0]
             row = len(self._running)
             try:
-                self._runner.cache.reserve(row + 1, state.length + state.room + self.caps.max_draft_length)
+                self.runner.cache.reserve(row + 1, state.length + state.room + self.caps.max_draft_length)
             except torch.OutOfMemoryError as error:
                 if self._running:
                     return
@@ -242,7 +235,7 @@ class Engine:
             self._waiting.popleft()
             state.slot, state.generation = self._table.take_slot(state.tokens)
             state.row = row
-            self._runner.cache.clear(row)
+            self.runner.cache.clear(row)
             self._running.append(state)
             self._drafts.on_event(RequestEvent(Lifecycle.STARTED, state.request, state.slot, state.generation))
 
@@ -252,7 +245,7 @@ class Engine:
         self._table.give_back(state.slot)
         last = self._running.pop()
         if last is not state:
-            self._runner.cache.move(last.row, state.row)
+            self.runner.cache.move(last.row, state.row)
             self._running[state.row] = last
             last.row = state.row
         del self._by_id[state.request.request_id]

@@ -215,10 +215,6 @@ class RequestState:
             accepted=self.accepted,
         )
 
-    def abort(self) -> None:
-        """End the request as aborted."""
-        self._end("abort")
-
     def extend(self, token_ids: list[int]) -> int:
         """Append emitted tokens until one ends the request; return how many were appended.
 
@@ -233,18 +229,18 @@ class RequestState:
 
     def _ends_with(self, token: int) -> bool:
         if token in self.end_token_ids:
-            self._end("stop")
+            self.end("stop")
             return True
         is_stopped = self.stop_when is not None and self.stop_when(self.tokens)
         is_cut = self.stream is not None and self.stream.push(token)
         if is_stopped or is_cut:
-            self._end("stop")
+            self.end("stop")
         elif self.room <= 0:
-            self._end("length")
+            self.end("length")
         return self.finish_reason is not None
 
-    def _end(self, reason: FinishReason) -> None:
-        """Release the text that was held back, which may complete a stop string."""
+    def end(self, reason: FinishReason) -> None:
+        """Set `finish_reason`, and release the text that was held back, which may complete a stop string."""
         self.finish_reason = reason
         if self.stream is not None:
             self.stream.finish()

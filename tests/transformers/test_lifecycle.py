@@ -55,14 +55,14 @@ def test_one_line_says_what_starts(make_engine, caplog):
 def test_what_does_not_fit_waits_in_order_of_arrival(make_engine, llama, monkeypatch, short_of_memory):
     """For a slot, or for memory: the first comes first, and nobody who was admitted stops before the end."""
     engine = make_engine(proposer="recorder", max_num_seqs=8 if short_of_memory else 3, prefill_chunk=4)
-    reserve = engine._runner.cache.reserve
+    reserve = engine.runner.cache.reserve
 
     def reserve_three(rows, columns):
         if rows > 3:
             raise torch.OutOfMemoryError("planted")
         reserve(rows, columns)
 
-    monkeypatch.setattr(engine._runner.cache, "reserve", reserve_three)
+    monkeypatch.setattr(engine.runner.cache, "reserve", reserve_three)
     names = [engine.add(request(f"r{index}", prompt)) for index, prompt in enumerate(PROMPTS)]
     last = {output.request_id: output for output in engine.run()}
     assert_plain(llama, PROMPTS, [last[name] for name in names], 12)
@@ -74,14 +74,14 @@ def test_what_does_not_fit_waits_in_order_of_arrival(make_engine, llama, monkeyp
 
 def test_a_request_that_never_fits_is_named_and_the_others_go_on(make_engine, monkeypatch):
     engine = make_engine()
-    reserve = engine._runner.cache.reserve
+    reserve = engine.runner.cache.reserve
 
     def reserve_little(rows, columns):
         if columns > 100:
             raise torch.OutOfMemoryError("planted")
         reserve(rows, columns)
 
-    monkeypatch.setattr(engine._runner.cache, "reserve", reserve_little)
+    monkeypatch.setattr(engine.runner.cache, "reserve", reserve_little)
     for name, length in (("large", 150), ("small", 5)):
         engine.add(request(name, max_tokens=length))
     with pytest.raises(torch.OutOfMemoryError) as caught:
@@ -95,10 +95,10 @@ def test_a_request_has_the_memory_of_its_whole_text_from_the_start(make_engine):
     engine = make_engine(num_speculative_tokens=4)
     engine.add(request("a", max_tokens=30))
     engine.step()
-    shapes = [stored.shape for stored in engine._runner.cache._stored()]
+    shapes = [stored.shape for stored in engine.runner.cache._stored()]
     assert min(shape[2] for shape in shapes) >= 3 + 30 + 4
     list(engine.run())
-    assert [stored.shape for stored in engine._runner.cache._stored()] == shapes
+    assert [stored.shape for stored in engine.runner.cache._stored()] == shapes
 
 
 def test_events_come_in_order_with_their_place(make_engine):
