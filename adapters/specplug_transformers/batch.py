@@ -44,7 +44,7 @@ class SlotTokens:
         self.write(slot, 0, token_ids)
         return slot, self._generations[slot]
 
-    def give_back(self, slot: int) -> None:
+    def free_slot(self, slot: int) -> None:
         """Free a slot."""
         heapq.heappush(self._free, slot)
 

@@ -49,7 +49,7 @@ class RowPlaces:
             return stored[self._neighbours, :, : self.columns]
         return stored[self._index[:, 0], :, : self.columns]
 
-    def before(self, stored: Tensor, count: int) -> Tensor:
+    def read_before(self, stored: Tensor, count: int) -> Tensor:
         """Return what is stored at the `count` positions before the first, [B, H, count, D]; 0 before the text."""
         positions = self._firsts - torch.arange(count, 0, -1, device=self._firsts.device)
         found = stored[self._index, :, positions.clamp(min=0)].transpose(1, 2)
@@ -85,7 +85,7 @@ class _RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         """Store a convolution's inputs [B, D, Q]; return them after those that the first one is convolved with."""
         inputs = inputs.transpose(1, 2)[:, None]
         self.update(inputs, inputs[..., :0])
-        return torch.cat([self._owner.place.before(self.keys, kernel_size - 1), inputs], 2)[:, 0].transpose(1, 2)
+        return torch.cat([self._owner.place.read_before(self.keys, kernel_size - 1), inputs], 2)[:, 0].transpose(1, 2)
 
     def get_seq_length(self) -> int:
         return 0  # positions and masks are given explicitly

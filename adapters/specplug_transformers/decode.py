@@ -68,7 +68,7 @@ class Decoder:
         logits = self._target_logits(batch, draft)
         verification = self._verify(batch, draft, logits)
         context_tokens = sum(state.length for state in states)
-        fates = self._commit(batch, draft, verification)
+        counts = self._commit(batch, draft, verification)
         self.last_step = StepCost(
             requests=len(states),
             tokens=len(states) * (draft.draft_length + 1),
@@ -82,7 +82,7 @@ class Decoder:
             length = self._plan.draft_length
             cost = self.last_step
             self.plans.observe(
-                StepReport.build(self.steps, length, len(fates), fates, cost=cost, batch_size=len(states))
+                StepReport.build(self.steps, length, len(counts), counts, cost=cost, batch_size=len(states))
             )
         self.steps += 1
 
@@ -144,7 +144,7 @@ class Decoder:
             The verified and accepted draft tokens of each request that might draft, up to its end.
         """
         after_stop = []
-        fates = []
+        counts = []
         emitted = zip(batch.states, verification.token_ids.tolist(), draft.lengths.tolist(), strict=True)
         for state, row, verified in emitted:
             tokens = [token for token in row if token >= 0]
@@ -159,7 +159,7 @@ class Decoder:
             state.rejected += accepted < verified
             state.steps += 1
             if state.draft_cap(self._plan):
-                fates.append((verified, accepted))
+                counts.append((verified, accepted))
         outcome = Outcome(
             verified=draft.lengths,
             accepted=verification.num_accepted,
@@ -167,7 +167,7 @@ class Decoder:
             after_stop=torch.tensor(after_stop, dtype=torch.int32, device=self.runner.device),
         )
         self.drafts.observe(batch.view(after=after_stop), self._grammars.annotated(outcome))
-        return fates
+        return counts
 
 
 def _grammar_states(states: Sequence[RequestState], device: torch.device) -> list[AllowedState | None]:

@@ -195,8 +195,8 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Run one engine step; return an output for every request that emitted."""
         self._admit()
-        self._prefill([state for state in self._running if state.pending > 1])
-        decoding = [state for state in self._running if state.pending == 1]
+        self._prefill([state for state in self._running if state.pending_tokens > 1])
+        decoding = [state for state in self._running if state.pending_tokens == 1]
         if not decoding:
             return []
         self._decoder.step(decoding)
@@ -241,8 +241,8 @@ class Engine:
 
     def _release(self, state: RequestState, kind: Lifecycle) -> None:
         """Free the slot and the cache row; the last row moves into the gap, so that rows in use stay contiguous."""
-        self._drafts.on_event(RequestEvent(kind, state.request, state.slot, state.generation, state.visible))
-        self._table.give_back(state.slot)
+        self._drafts.on_event(RequestEvent(kind, state.request, state.slot, state.generation, state.visible_length))
+        self._table.free_slot(state.slot)
         last = self._running.pop()
         if last is not state:
             self.runner.cache.move(last.row, state.row)

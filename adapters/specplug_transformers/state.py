@@ -37,7 +37,7 @@ class TextStream:
         self._read = 0  # tokens before this index are decoded
         self._held = ""
 
-    def push(self, token: int) -> bool:
+    def add_token(self, token: int) -> bool:
         """Add a token; return whether a stop string has appeared."""
         self._ids.append(token)
         self._held += self._decode_new()
@@ -161,7 +161,7 @@ class RequestState:
         return len(self.tokens)
 
     @property
-    def pending(self) -> int:
+    def pending_tokens(self) -> int:
         """Tokens whose keys and values are not in the cache yet; 1 when the request can decode."""
         return self.length - self.computed
 
@@ -171,7 +171,7 @@ class RequestState:
         return self.tokens[self.request.prompt_length :]
 
     @property
-    def visible(self) -> int:
+    def visible_length(self) -> int:
         """Upper bound on the tokens of prompt and output that the client saw, without those of a stop string."""
         output = self.output
         stream = self.stream
@@ -232,7 +232,7 @@ class RequestState:
             self.end("stop")
             return True
         is_stopped = self.stop_when is not None and self.stop_when(self.tokens)
-        is_cut = self.stream is not None and self.stream.push(token)
+        is_cut = self.stream is not None and self.stream.add_token(token)
         if is_stopped or is_cut:
             self.end("stop")
         elif self.room <= 0:

@@ -135,7 +135,7 @@ def test_several_stops_are_those_of_plain_decoding(say, strings, ids, most, end)
 def test_the_stop_string_that_completes_first_cuts():
     """As on vLLM and SGLang: not the one that begins first, even if one token completes both."""
     stream = TextStream(plain.tokenizer(), ["x =", " "])
-    assert [(stream.push(token), stream.text) for token in plain.ids("x =")] == [(False, ""), (True, "x")]
+    assert [(stream.add_token(token), stream.text) for token in plain.ids("x =")] == [(False, ""), (True, "x")]
 
 
 def test_without_an_end_in_the_generation_config_nothing_ends(make_engine, llama, monkeypatch):
@@ -203,6 +203,6 @@ def test_tau_is_what_clients_receive_by_steps(make_engine, monkeypatch):
 def test_skipped_tokens_do_not_stall_the_stream():
     """Special tokens have no text; what follows them is handed out."""
     stream = TextStream(byte_tokenizer())
-    assert not any(stream.push(token) for token in (0, *spell("end"), EOS, 0, *spell(". ")))
+    assert not any(stream.add_token(token) for token in (0, *spell("end"), EOS, 0, *spell(". ")))
     stream.finish()
     assert stream.text == "end. "
