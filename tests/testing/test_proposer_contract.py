@@ -232,7 +232,7 @@ SLOT = "test_forgets_a_slot_with_its_generation"
 RANKS = "test_drafts_alike_on_all_ranks"
 PIPELINE = "test_works_through_the_pipeline"
 
-foreign = instead(look_up=lambda self, text, limit: [self.context.vocab_size][:limit])
+outside = instead(look_up=lambda self, text, limit: [self.context.vocab_size][:limit])
 by_request = instead(key=lambda self, batch, row: batch.request_ids[row])
 
 PLANTED: dict[str, tuple[type[Proposer], ProposerCaps, str, Any, str]] = {
@@ -245,7 +245,7 @@ PLANTED: dict[str, tuple[type[Proposer], ProposerCaps, str, Any, str]] = {
         after("ingest", lambda _, batch: batch.tokens.take(batch.rows)),
         *(LEARNS, FORM, torch.int32, "Expected a long tensor"),
     ),
-    "ids outside the vocabulary": (foreign, LEARNS, FORM, torch.int64, r"drafted ids \[64"),
+    "ids outside the vocabulary": (outside, LEARNS, FORM, torch.int64, r"drafted ids \[64"),
     "ids in the padding": (
         after("write", lambda _, draft, row, ids: draft.token_ids[row, len(ids) :].fill_(0)),
         *(LEARNS, FORM, torch.int64, "ids beyond the lengths"),
@@ -344,7 +344,7 @@ PLANTED: dict[str, tuple[type[Proposer], ProposerCaps, str, Any, str]] = {
         *(LEARNS, "test_closes_twice", None, "history"),
     ),
     "bound to its thread": (BoundToItsThread, LEARNS, PIPELINE, False, "faults in the pipeline: .*raised"),
-    "foreign ids, inline": (foreign, QUICK, PIPELINE, True, "faults in the pipeline: .*malformed"),
+    "foreign ids, inline": (outside, QUICK, PIPELINE, True, "faults in the pipeline: .*malformed"),
     "keeps the table": (KeepsTheTable, QUICK, "test_keeps_no_view_of_a_batch", None, "with tensors overwritten"),
     "reads the text again": (
         Lookup,

@@ -85,7 +85,7 @@ ENGINES, PREFIX, SAME = (
     "test_accepts_a_prefix_of_the_draft",
     "test_decides_the_same_for",
 )
-LAW = "test_emits_the_targets_distribution"
+DISTRIBUTION = "test_emits_the_targets_distribution"
 PLANTED = {
     "long ids": (altered(lambda it, _: replace(it, token_ids=it.token_ids.long())), ENGINES, "token_ids is .*int64"),
     "narrow": (
@@ -117,8 +117,8 @@ PLANTED = {
         ONE_HOT_ALONE,
         *("test_keeps_what_the_target_would_have_drawn", "Judge drafts by their draft_"),
     ),
-    "accepts always": (AcceptsAlways, LAW, "off by .* with one-hot drafts, plain"),
-    **{name: (mutant, LAW, "are off by") for name, mutant in LOSSY_MUTANTS.items()},
+    "accepts always": (AcceptsAlways, DISTRIBUTION, "off by .* with one-hot drafts, plain"),
+    **{name: (mutant, DISTRIBUTION, "are off by") for name, mutant in LOSSY_MUTANTS.items()},
 }
 
 
