@@ -10,6 +10,7 @@ Each test is one clause of the contract that `specplug.interfaces.Proposer` stat
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,13 +19,15 @@ import torch
 from specplug.testing.batches import POISON
 from specplug.testing.driver import NO_OPTIONS
 from specplug.testing.harness import ProposerHarness
-from specplug.testing.wrappers import StagedProposer, newest_only, without_old_text
+from specplug.testing.wrappers import StagedProposer, without_old_text
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN
 from specplug.types.paths import ROOT
 from specplug.types.request import Lifecycle
 from specplug.types.step import Draft
 from specplug.types.tensors import tensors_of
+
+_newest_only = partial(without_old_text, newest_only=True)
 
 
 class ProposerContract(ProposerHarness):
@@ -137,11 +140,7 @@ class ProposerContract(ProposerHarness):
         if not self.caps.learns:
             pytest.skip("does not learn")
         with self.driver(watched=True) as driver:
-            answers = {}
-            for name, text in zip(self.names, self.texts, strict=True):
-                half = (len(text) + 1) // 2
-                driver.start(name, text[:half])
-                answers[name] = list(text[half:])
+            answers = self.start_halves(driver)
             while any(answers.values()):
                 step = driver.step(self.draft_length)
                 emitted = driver.settle(step, answers).emitted.tolist()
@@ -186,17 +185,16 @@ class ProposerContract(ProposerHarness):
             return {"order": [name for row, name in enumerate(self.names) if row != skipped] or self.names}
 
         expected = self.drafts(with_gaps)
-        for change, when in (
-            (newest_only, "with the newest tokens only"),
-            (without_old_text, "with other ids in text that it has seen"),
-        ):
-            self.same(expected, self.drafts(with_gaps, change=change), when)
+        windows = self.drafts(with_gaps, change=_newest_only)
+        self.same(expected, windows, "with the newest tokens only")
+        poisoned = self.drafts(with_gaps, change=without_old_text)
+        self.same(expected, poisoned, "with other ids in text that it has seen")
 
     def test_starts_over_with_a_whole_text(self) -> None:
         """A row whose whole text is new gets the drafts of a slot that held nothing before."""
         if not self.caps.incremental:
             pytest.skip("reads whole texts")
-        with self.driver(change=newest_only) as again:
+        with self.driver(change=_newest_only) as again:
 
             def resend(step: int) -> Mapping[str, Any]:
                 again.resend(self.names[step % len(self.names)])

@@ -228,8 +228,6 @@ def g_statistic(observed_counts: ArrayLike, expected_probs: ArrayLike) -> GStati
             found=f"sum {probs.sum():g}",
             expected="sum 1, none below 0",
         )
-    if observed[probs == 0].any():
-        return GStatistic(float("inf"), max(1, int((probs > 0).sum()) - 1))
     return _statistic(observed, probs * total)
 
 
@@ -245,12 +243,12 @@ def g_excess(sample_size: float, expected_probs: ArrayLike, actual_probs: ArrayL
     """Return the expected excess of `g_statistic` when `sample_size` counts follow `actual_probs`."""
     expected = np.asarray(expected_probs, np.float64)
     actual = np.asarray(actual_probs, np.float64)
-    if (actual[expected == 0] > 0).any():
-        return GStatistic(float("inf"), 1)
     return _statistic(actual * sample_size, expected * sample_size)
 
 
 def _statistic(counts: NDArray[np.float64], expected: NDArray[np.float64]) -> GStatistic:
+    if counts[expected == 0].any():
+        return GStatistic(math.inf, max(1, int((expected > 0).sum()) - 1))
     cells = pool(expected)
     found, due = (np.array([values[cell].sum() for cell in cells]) for values in (counts, expected))
     seen = found > 0

@@ -72,11 +72,7 @@ class ProposerHarness:
 
         `how` returns arguments of `Driver.step`, by step; the draft length is `draft_length` where it has none.
         """
-        rest = {}
-        for name, text in zip(self.names, self.texts, strict=True):
-            half = (len(text) + 1) // 2
-            driver.start(name, text[:half])
-            rest[name] = list(text[half:])
+        rest = self.start_halves(driver)
         for number in itertools.count():
             yield driver.step(**{"draft_length": self.draft_length, **how(number)})
             if not any(rest.values()):
@@ -85,6 +81,15 @@ class ProposerHarness:
                 count = 1 + (number + index) % 3
                 driver.extend(name, rest[name][:count])
                 del rest[name][:count]
+
+    def start_halves(self, driver: Driver) -> dict[str, list[int]]:
+        """Start a request with the first half of each text, and return the other halves."""
+        rest = {}
+        for name, text in zip(self.names, self.texts, strict=True):
+            half = (len(text) + 1) // 2
+            driver.start(name, text[:half])
+            rest[name] = list(text[half:])
+        return rest
 
     def each_step(self, **how: Any) -> Iterator[DraftedStep]:
         """Yield the `steps` of a new proposer."""

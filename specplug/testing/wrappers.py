@@ -23,24 +23,13 @@ from specplug.types.step import Draft, EngineBatch, Verdict
 from specplug.types.tensors import tensors_of
 
 
-def newest_only(batch: EngineBatch) -> EngineBatch:
-    """Return a batch with only each row's newest tokens, in tables that begin with them and are poisoned after them."""
-    windows = batch.to_host(newest_only=True)
-    _poison_outside(windows.tokens, torch.zeros_like(windows.num_new), windows.num_new)
-    return windows
-
-
-def without_old_text(batch: EngineBatch) -> EngineBatch:
-    """Return a batch with whole tables in which old text is poisoned."""
-    tables = batch.to_host()
-    _poison_outside(tables.tokens, tables.lengths - tables.num_new, tables.lengths)
-    return tables
-
-
-def _poison_outside(tokens: Tensor, begin: Tensor, end: Tensor) -> None:
-    """Poison the entries outside [begin, end) in each row of `tokens` [B, L]; both bounds are [B]."""
-    places = torch.arange(tokens.shape[1])
-    tokens.masked_fill_((places < begin[:, None]) | (places >= end[:, None]), POISON)
+def without_old_text(batch: EngineBatch, *, newest_only: bool = False) -> EngineBatch:
+    """Return a batch in which old text is poisoned, with whole tables or with the newest tokens only."""
+    found = batch.to_host(newest_only=newest_only)
+    first = torch.zeros_like(found.num_new) if newest_only else found.lengths - found.num_new
+    place = torch.arange(found.tokens.shape[1]) - first[:, None]
+    found.tokens.masked_fill_((place < 0) | (place >= found.num_new[:, None]), POISON)
+    return found
 
 
 class StagedProposer(Proposer):
