@@ -159,7 +159,7 @@ class VerifyStep:
         """Return the arguments of `Verifier.verify` on `device`, with logits that are padded or flat."""
         rows = [self.dense[row, : length + 1] for row, length in enumerate(self.draft.lengths.tolist())]
         target = TargetLogits.flat(torch.cat(rows), self.draft.lengths) if flat else TargetLogits.dense(self.dense)
-        return tuple(moved(it, device) for it in (self.draft, target, self.sampling, self.uniforms))
+        return tuple(move_to(it, device) for it in (self.draft, target, self.sampling, self.uniforms))
 
     def verify(self, verifier: Verifier, *, flat: bool = False, device: str = "cpu") -> Verification:
         """Verify the step on `device`."""
@@ -174,7 +174,7 @@ class VerifyStep:
         numbers = Uniforms(self.uniforms.accept[index, :longest], self.uniforms.draw[index, : longest + 1])
         return VerifyStep(draft, self.dense[index, : longest + 1], sampling, numbers)
 
-    def poisoned(self, poison: int) -> VerifyStep:
+    def with_poison(self, poison: int) -> VerifyStep:
         """Return the step with `poison` and NaN wherever the memory of a row is undefined."""
         step = self.pick(list(range(self.draft.batch_size)))
         outside = ~step.draft.mask()
@@ -198,7 +198,7 @@ class VerifyStep:
         step.uniforms.draw[places > accepted] = 0.0
         return step
 
-    def greedy(self, *, all_greedy: bool) -> VerifyStep:
+    def as_greedy(self, *, all_greedy: bool) -> VerifyStep:
         """Return the step with temperature 0 in every row; `all_greedy` says whether the host knows this."""
         cold = torch.zeros_like(self.sampling.temperature)
         return replace(self, sampling=replace(self.sampling, temperature=cold, all_greedy=all_greedy))
@@ -216,6 +216,6 @@ class VerifyStep:
         return replace(self, draft=draft, sampling=plain)
 
 
-def moved(record: T, device: str) -> T:
+def move_to(record: T, device: str) -> T:
     """Return a dataclass with its tensors on `device`."""
     return map_tensors(record, lambda tensor: tensor.to(device))

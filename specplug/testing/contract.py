@@ -43,7 +43,7 @@ class ProposerContract(ProposerHarness):
         """Shapes, ids, confidences, sources, parents and distributions are as `Draft` says, by any type of indices."""
         with self.driver(index_dtype=index_dtype) as driver:
             for step in self.steps(driver):
-                mistake = mistake_of(step.draft, (len(step.names), self.draft_length), self.vocab_size)
+                mistake = find_mistake(step.draft, (len(step.names), self.draft_length), self.vocab_size)
                 assert not mistake, f"{self.who}: {mistake}"
 
     def test_respects_limits(self) -> None:
@@ -59,7 +59,7 @@ class ProposerContract(ProposerHarness):
     def test_ingests_without_drafting(self) -> None:
         """Drafts do not depend on whether earlier steps drafted too."""
         seldom = self.drafts(lambda step: {"draft_length": 0} if step % 3 else NO_OPTIONS)
-        self.same(self.drafts()[::3], seldom[::3], "after steps that only ingested")
+        self.assert_same(self.drafts()[::3], seldom[::3], "after steps that only ingested")
 
     def test_takes_an_empty_batch(self) -> None:
         """A step may have no requests."""
@@ -79,11 +79,11 @@ class ProposerContract(ProposerHarness):
         names = self.names * 2
         count = len(self.texts)
         turned = self.drafts(lambda step: {"order": names[step % count : step % count + count]})
-        self.same(self.drafts(), turned, "with the rows in another order")
+        self.assert_same(self.drafts(), turned, "with the rows in another order")
 
     def test_does_not_read_undefined_memory(self) -> None:
         """Drafts do not depend on table entries beyond a row's length or in rows of other slots."""
-        self.same(self.drafts(), self.drafts(poison=self.texts[0][-1]), "with other ids in undefined memory")
+        self.assert_same(self.drafts(), self.drafts(poison=self.texts[0][-1]), "with other ids in undefined memory")
 
     def test_does_not_read_inside_barriers(self) -> None:
         """Drafts do not depend on the ids inside a span that is not text."""
@@ -98,7 +98,7 @@ class ProposerContract(ProposerHarness):
                     shown = [*text[:start], *span, *text[stop:]] if barriers else text
                     driver.start(f"text {index}", shown, barriers=barriers)
                 results.append([driver.step(self.draft_length).by_request()])
-        self.same(results[0], results[1], "with other ids inside a barrier")
+        self.assert_same(results[0], results[1], "with other ids inside a barrier")
 
     def test_takes_prompts_in_chunks(self) -> None:
         """A prompt that arrives in chunks, with no drafts between them, gives the same drafts as a whole prompt."""
@@ -112,7 +112,7 @@ class ProposerContract(ProposerHarness):
                     pieces.extend(name, text[begin : begin + 5])
             expected = whole.step(self.draft_length).by_request()
             found = pieces.step(self.draft_length).by_request()
-        self.same([expected], [found], "with prompts in chunks")
+        self.assert_same([expected], [found], "with prompts in chunks")
 
     @pytest.mark.parametrize("kind", [Lifecycle.STARTED, Lifecycle.RESUMED, Lifecycle.UPDATED])
     def test_forgets_a_slot_with_its_generation(self, kind: Lifecycle) -> None:
@@ -133,7 +133,7 @@ class ProposerContract(ProposerHarness):
     @pytest.mark.parametrize("rank", [0, 1])
     def test_drafts_alike_on_all_ranks(self, rank: int) -> None:
         """Two instances draft the same for the same stream; differing drafts on ranks corrupt the text silently."""
-        self.same(self.drafts(), self.drafts(rank=rank), f"from another instance, of rank {rank}")
+        self.assert_same(self.drafts(), self.drafts(rank=rank), f"from another instance, of rank {rank}")
 
     def test_observes(self) -> None:
         """`observe` neither fails nor changes its arguments."""
@@ -162,7 +162,7 @@ class ProposerContract(ProposerHarness):
             driver.proposer = staged = StagedProposer(driver.proposer, self.spec, driver.context, inline=inline)
             found = [step.by_request() for step in self.steps(driver)]
             assert not staged.guard.counts, f"{self.who}: faults in the pipeline: {dict(staged.guard.counts)}"
-        self.same(self.drafts(), found, "through the pipeline")
+        self.assert_same(self.drafts(), found, "through the pipeline")
 
     def test_keeps_no_view_of_a_batch(self) -> None:
         """Drafts do not depend on a batch's tensors being overwritten after the step."""
@@ -173,7 +173,7 @@ class ProposerContract(ProposerHarness):
             found.append(step.by_request())
             for tensor in tensors_of(step.batch).values():
                 tensor.fill_(POISON)  # a float represents it exactly, and a bool becomes True
-        self.same(self.drafts(), found, "with tensors overwritten after each step")
+        self.assert_same(self.drafts(), found, "with tensors overwritten after each step")
 
     def test_needs_only_the_newest_tokens(self) -> None:
         """Drafts do not depend on ids before a row's newest `num_new`, which may be wrong or missing."""
@@ -186,9 +186,9 @@ class ProposerContract(ProposerHarness):
 
         expected = self.drafts(with_gaps)
         windows = self.drafts(with_gaps, change=_newest_only)
-        self.same(expected, windows, "with the newest tokens only")
+        self.assert_same(expected, windows, "with the newest tokens only")
         poisoned = self.drafts(with_gaps, change=without_old_text)
-        self.same(expected, poisoned, "with other ids in text that it has seen")
+        self.assert_same(expected, poisoned, "with other ids in text that it has seen")
 
     def test_starts_over_with_a_whole_text(self) -> None:
         """A row whose whole text is new gets the drafts of a slot that held nothing before."""
@@ -201,10 +201,10 @@ class ProposerContract(ProposerHarness):
                 return NO_OPTIONS
 
             found = [step.by_request() for step in self.steps(again, resend)]
-        self.same(self.drafts(), found, "with whole texts handed over again")
+        self.assert_same(self.drafts(), found, "with whole texts handed over again")
 
 
-def mistake_of(draft: Draft, shape: tuple[int, int], vocab_size: int) -> str:
+def find_mistake(draft: Draft, shape: tuple[int, int], vocab_size: int) -> str:
     """Return what is wrong with the form of a draft of B rows and N tokens, of `shape` (B, N); "" if nothing is."""
     draft.validate()
     if (draft.batch_size, draft.draft_length) != shape:

@@ -108,7 +108,7 @@ class ProposerHarness:
         """Return the names of the requests with the texts."""
         return [f"text {index}" for index in range(len(self.texts))]
 
-    def same(self, expected: list[dict[str, RowDraft]], found: list[dict[str, RowDraft]], when: str) -> None:
+    def assert_same(self, expected: list[dict[str, RowDraft]], found: list[dict[str, RowDraft]], when: str) -> None:
         """Assert that two runs drafted the same, confidences up to rounding."""
         for number, (one, other) in enumerate(zip(expected, found, strict=True)):
             for name, row in one.items():
@@ -125,7 +125,7 @@ class ProposerHarness:
                 drafts = [driver.step(self.draft_length, order=["new"]).by_request()]
                 driver.extend("new", text[begin + 4 : begin + 7])
                 found.append([*drafts, driver.step(self.draft_length, order=["new"]).by_request()])
-        self.same(*found, when)
+        self.assert_same(*found, when)
 
     @property
     def caps(self) -> ProposerCaps:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import Verifier
-from specplug.testing.batches import moved
+from specplug.testing.batches import move_to
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN
 from specplug.types.step import Draft
@@ -53,7 +53,7 @@ class TinyModel:
         """V."""
         return self.levels[0].shape[1]
 
-    def along(self, tokens: Chain) -> Tensor:
+    def read_logits(self, tokens: Chain) -> Tensor:
         """Return [len(tokens) + 1, V], the logits before, between and after `tokens`."""
         codes = itertools.accumulate(tokens, lambda code, token: code * self.vocab + token, initial=0)
         return torch.stack([self.levels[place][code] for place, code in enumerate(codes)])
@@ -128,7 +128,7 @@ def emitted_distribution(verifier: Verifier, case: Case, *, device: str = "cpu")
     arrived = _nothing(case)
     for chain, chance in _drafts(case):
         cells, weights = _cells(case, chain)
-        verdict = moved(verifier.verify(*(moved(it, device) for it in _arguments(case, chain, cells))), "cpu")
+        verdict = move_to(verifier.verify(*(move_to(it, device) for it in _arguments(case, chain, cells))), "cpu")
         _collect(verdict, weights * chance, arrived, case.target.vocab)
     return _continue(case, torch.zeros(1, dtype=torch.float64), arrived)
 
@@ -159,7 +159,7 @@ def _draft_distribution(case: Case, chain: Chain) -> Tensor:
 def _draft_logits(case: Case, chain: Chain) -> Tensor:
     """Return [N, V] float64, the draft logits for `chain`, minus infinity outside the draft vocabulary."""
     assert case.draft_model is not None
-    logits = case.draft_model.along(chain[:-1])
+    logits = case.draft_model.read_logits(chain[:-1])
     if case.draft_vocab is not None:
         logits[:, [token for token in range(case.target.vocab) if token not in case.draft_vocab]] = -torch.inf
     return logits
@@ -190,7 +190,7 @@ def _logits(case: Case, chain: Chain) -> Tensor:
     """Return [N + 1, V], the target's logits, followed by one-token distributions that must never be used."""
     forbidden = torch.zeros(len(case.padding), case.target.vocab, dtype=torch.float64)
     forbidden[:, -1] = 50.0
-    return torch.cat([case.target.along(chain), forbidden])
+    return torch.cat([case.target.read_logits(chain), forbidden])
 
 
 def _cells(case: Case, chain: Chain) -> tuple[Tensor, Tensor]:

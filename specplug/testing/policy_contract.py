@@ -21,7 +21,7 @@ from specplug.testing.policy_harness import (
     PROFILE,
     PolicyHarness,
     curve_of,
-    nodes_of,
+    list_nodes,
     stats_of,
     watch_for_waiting,
 )
@@ -83,10 +83,10 @@ class PolicyContract(PolicyHarness):
         """Kept tokens are drafted ones, in their order and unchanged, and with them all tokens before them."""
         for budget in self.budgets:
             draft = self.draft(trees=trees)
-            trimmed = self.trimmed(draft, budget)
+            trimmed = self.trim_draft(draft, budget)
             count = int(trimmed.lengths.sum())
             assert count <= budget, f"{self.who}: kept {count} draft tokens; expected at most {budget}"
-            for row, (nodes, kept) in enumerate(zip(nodes_of(draft), nodes_of(trimmed), strict=True)):
+            for row, (nodes, kept) in enumerate(zip(list_nodes(draft), list_nodes(trimmed), strict=True)):
                 places = [nodes.index(node) for node in kept if node in nodes]
                 assert len(places) == len(kept), (
                     f"{self.who}: row {row} has {kept} after trim; expected tokens, confidences and parents of {nodes}"
@@ -100,7 +100,7 @@ class PolicyContract(PolicyHarness):
             lengths = None
             for price in PRICES:
                 costs = curve_of(price, jump)
-                trimmed = self.trimmed(self.draft(trees=trees), max(self.budgets), costs)
+                trimmed = self.trim_draft(self.draft(trees=trees), max(self.budgets), costs)
                 worth = trimmed.survival()[trimmed.mask()].tolist()
                 due = jump + price * len(worth) if worth else 0.0
                 assert sum(worth) >= due - 1e-2, (
@@ -118,16 +118,16 @@ class PolicyContract(PolicyHarness):
         draft = self.draft()
         turned = map_tensors(draft, lambda tensor: tensor.flip(0))
         for budget in self.budgets:
-            expected = self.trimmed(draft, budget).lengths.tolist()
-            found = self.trimmed(turned, budget).lengths.flip(0).tolist()
+            expected = self.trim_draft(draft, budget).lengths.tolist()
+            found = self.trim_draft(turned, budget).lengths.flip(0).tolist()
             assert found == expected, f"{self.who}: keeps {found} with the rows in another order; expected {expected}"
-            found = self.trimmed(draft, budget, rank=1).lengths.tolist()
+            found = self.trim_draft(draft, budget, rank=1).lengths.tolist()
             assert found == expected, f"{self.who}: another instance, of rank 1, keeps {found}; expected {expected}"
 
     @pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
     def test_takes_an_empty_draft(self, shape: tuple[int, int]) -> None:
         """A draft may have no rows, or a length of 0."""
-        trimmed = self.trimmed(self.empty(*shape), 2)
+        trimmed = self.trim_draft(self.empty_draft(*shape), 2)
         found = (trimmed.batch_size, trimmed.draft_length)
         assert found == shape, f"{self.who}: an empty draft of shape {shape} has shape {found} after trim"
 
@@ -142,7 +142,7 @@ class PolicyContract(PolicyHarness):
     def test_never_reads_back(self, trees: bool) -> None:
         """Both `trim` and `observe` run on the meta device, where tensors have no values."""
         device = torch.device("meta")
-        draft = self.empty(3, 4, trees=trees, device=device)
+        draft = self.empty_draft(3, 4, trees=trees, device=device)
         trimmer = self.trimmer(device=device)
         trimmed = trimmer.trim(draft, self.limits(draft, 5, curve_of(0.1)))
         trimmed.validate()
@@ -155,7 +155,8 @@ class PolicyContract(PolicyHarness):
         trimmer = self.trimmer()
         if not trimmer.learns:
             pytest.skip("its trim half does not learn")
-        for draft in (self.empty(0, 4), self.empty(3, 0), self.empty(3, 4), self.draft(), self.draft(trees=True)):
+        empty = [self.empty_draft(*shape) for shape in ((0, 4), (3, 0), (3, 4))]
+        for draft in (*empty, self.draft(), self.draft(trees=True)):
             batch, of_batch, verdict = self.verified(draft)
             action = partial(trimmer.observe, batch, of_batch, verdict)
             watch("observe", action, batch=batch, draft=of_batch, verdict=verdict)

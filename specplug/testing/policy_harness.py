@@ -127,7 +127,7 @@ class PolicyHarness:
         trimmer: Trimmer = self.spec.build_trimmer(self._context(caps, rank, device))
         return trimmer
 
-    def trimmed(self, draft: Draft, budget: int, costs: Sequence[CostPoint] = (), *, rank: int = 0) -> Draft:
+    def trim_draft(self, draft: Draft, budget: int, costs: Sequence[CostPoint] = (), *, rank: int = 0) -> Draft:
         """Return a trimmed copy of `draft`, by a new trim half."""
         trimmed = self.trimmer(rank=rank).trim(map_tensors(draft, Tensor.clone), self.limits(draft, budget, costs))
         trimmed.validate()
@@ -137,7 +137,7 @@ class PolicyHarness:
         """Return the limits of a step in which all rows decode."""
         return TrimLimits.build(budget, torch.ones_like(draft.lengths, dtype=torch.bool), costs)
 
-    def empty(
+    def empty_draft(
         self, batch_size: int, draft_length: int, *, trees: bool = False, device: torch.device | str = "cpu"
     ) -> Draft:
         """Return an empty draft."""
@@ -145,7 +145,7 @@ class PolicyHarness:
 
     def draft(self, *, trees: bool = False) -> Draft:
         """Return a draft whose token ids and survival probabilities all differ."""
-        draft = self.empty(len(_LEVELS), 4, trees=trees)
+        draft = self.empty_draft(len(_LEVELS), 4, trees=trees)
         for row, (levels, parents) in enumerate(zip(_LEVELS, _PARENTS, strict=True)):
             ids = [10 * row + place for place in range(len(levels))]
             draft.set_row(row, ids, levels, parents=parents if trees else None)
@@ -176,7 +176,7 @@ def curve_of(price: float, jump: float = 0.0) -> tuple[CostPoint, ...]:
     return CostPoint(0, 0.0), CostPoint(1, jump + price), CostPoint(101, jump + 101 * price)
 
 
-def nodes_of(draft: Draft) -> list[list[tuple[int, float, int]]]:
+def list_nodes(draft: Draft) -> list[list[tuple[int, float, int]]]:
     """Return each row's tokens with their confidences and parent tokens, `ROOT` for the context."""
     found = []
     parents = chain_parents(draft) if draft.parents is None else draft.parents

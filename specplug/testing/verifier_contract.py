@@ -18,7 +18,7 @@ import torch
 
 from specplug.interfaces import Verifier
 from specplug.plugins.specs import VerifierSpec
-from specplug.testing.batches import VerifyStep, moved
+from specplug.testing.batches import VerifyStep, move_to
 from specplug.testing.driver import NO_OPTIONS, context_for
 from specplug.testing.output_distribution import MISTAKEN_DISTRIBUTIONS, Case, Knobs, TinyModel, distribution_error
 from specplug.testing.wrappers import watch
@@ -41,7 +41,7 @@ CHANGES = (
 """What must not change a step's decision."""
 
 
-def changed(step: VerifyStep, found: Verification) -> Iterator[tuple[str, list[int], VerifyStep, bool]]:
+def changed_steps(step: VerifyStep, found: Verification) -> Iterator[tuple[str, list[int], VerifyStep, bool]]:
     """Yield each of `CHANGES` of a step: its name, the rows to compare, the step, and whether its logits are flat."""
     numbers, order, flat, undefined, alone = CHANGES
     rows = list(range(step.draft.batch_size))
@@ -49,7 +49,7 @@ def changed(step: VerifyStep, found: Verification) -> Iterator[tuple[str, list[i
     yield order, rows[::-1], step.pick(rows[::-1]), False
     yield flat, rows, step, True
     for value in (NO_TOKEN, 0, step.dense.shape[-1], 2**31 - 1):
-        yield undefined, rows, step.poisoned(value), False
+        yield undefined, rows, step.with_poison(value), False
     for row, length in enumerate(step.draft.lengths.tolist()):
         yield alone, [row], step.pick([row], draft_length=length), False
 
@@ -107,7 +107,7 @@ class VerifierContract:
         """At temperature 0, draft tokens are accepted while they equal the argmax, and the next argmax follows."""
         self._needs_losslessness()
         for step, all_greedy in itertools.product(self.steps(), (False, True)):
-            found = self.run(step.greedy(all_greedy=all_greedy))
+            found = self.run(step.as_greedy(all_greedy=all_greedy))
             best = step.dense.argmax(-1).tolist()
             for row, drafted in enumerate(_drafted(step)):
                 right = next((place for place, token in enumerate(drafted) if token != best[row][place]), len(drafted))
@@ -143,7 +143,7 @@ class VerifierContract:
         """
         for step in self.steps():
             found = self.run(step)
-            for what, rows, other, is_flat in changed(step, found):
+            for what, rows, other, is_flat in changed_steps(step, found):
                 if what == change:
                     again = _emitted(other.verify(self.verifier(), flat=is_flat, device=self.device))
                     expected = [_emitted(found)[row] for row in rows]
@@ -160,7 +160,7 @@ class VerifierContract:
         """No value is read on the host; tensors on "meta" have no values, so reading one raises."""
         verifier = self.verifier("meta")
         for step, all_greedy in itertools.product(self.steps(), (False, True)):
-            step.greedy(all_greedy=all_greedy).verify(verifier, device="meta")
+            step.as_greedy(all_greedy=all_greedy).verify(verifier, device="meta")
 
     def verifier(self, device: str | None = None) -> Verifier:
         """Build the verifier as an engine does, for drafts that fit its declaration."""
@@ -191,7 +191,7 @@ class VerifierContract:
 
     def run(self, step: VerifyStep) -> Verification:
         """Verify a step on the device and return the result on the CPU."""
-        return moved(step.verify(self.verifier(), device=self.device), "cpu")
+        return move_to(step.verify(self.verifier(), device=self.device), "cpu")
 
     @property
     def who(self) -> str:
