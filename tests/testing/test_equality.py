@@ -46,6 +46,7 @@ FAR = "request 0, output token 2: expected token 3, found token 0, logit gap 10"
     ("actual", "options", "words"),
     [
         pytest.param([1, 2, 0, 4], {}, f"failure: {FAR}", id="a failure"),
+        pytest.param([1, 2, 3, 4], {"expected": [1, 2, 0, 4]}, "logit gap 10", id="a likelier token"),
         pytest.param([1, 2, 0, 4], {"identical": 999}, f"failure: {FAR}", id="one failure among many"),
         pytest.param(TIE, {"identical": 99}, "", id="one tie in a hundred"),
         pytest.param(TIE, {"identical": 98}, "1 near ties", id="more than one tie in a hundred"),
