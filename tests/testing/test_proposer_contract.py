@@ -188,6 +188,13 @@ class KeepsTheTable(Incremental):
         self.lengths = batch.lengths
 
 
+class ReadsWholeTables(Incremental):
+    def ingest(self, batch: EngineBatch) -> None:
+        super().ingest(batch)
+        for row in range(batch.batch_size if batch.first is None else 0):
+            self.history[self.key(batch, row)] = self.text(batch, row)
+
+
 class ReadsBeyondTheLength(Lookup):
     def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         for row, limit in enumerate(limits.tolist()):
@@ -349,6 +356,10 @@ PLANTED: dict[str, tuple[type[Proposer], ProposerCaps, str, Any, str]] = {
     "reads the text again": (
         Lookup,
         *(QUICK, "test_needs_only_the_newest_tokens", None, "with the newest tokens only"),
+    ),
+    "reads whole tables": (
+        ReadsWholeTables,
+        *(QUICK, "test_needs_only_the_newest_tokens", None, "with other ids in text that it has seen"),
     ),
     "appends what is new": (
         instead(Incremental, take_in=lambda _, known, before, text: known.extend(text)),
