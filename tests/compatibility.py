@@ -48,13 +48,13 @@ FEATURES: dict[str, Cells] = {
         S: "test_sampling.py::test_drafts_are_verified_by_the_distribution",
     },
     "top-k, top-p": {
-        T: "test_processors.py::test_sampled_tokens_pass_the_filters",
+        T: "test_fields.py::test_engine[top_p",
         V1: "test_sampling.py::test_top_k_and_top_p[v1",
         V2: "test_sampling.py::test_top_k_and_top_p[v2",
         S: "test_sampling.py::test_top_k_and_top_p",
     },
     "min-p": {
-        T: "test_processors.py::test_sampled_tokens_pass_the_filters",
+        T: "test_fields.py::test_engine[min_p",
         V1: f"{REFUSED}test_fields.py::test_a_field_is_as_its_row_says[v1-min_p",
         V2: "test_fields.py::test_a_field_is_as_its_row_says[v2_async-min_p",
         S: "test_exact.py::test_min_p_beside_ordinary_requests",
@@ -132,7 +132,7 @@ FEATURES: dict[str, Cells] = {
         S: "test_fields.py::test_a_field_is_as_its_row_says[overlap-max_new_tokens-wrong-beside-chunks",
     },
     "preemption": {
-        T: "test_lifecycle.py::test_preempted_requests_resume_by_themselves",
+        T: NONE,
         V1: "test_suite.py::TestLifecycle::test_preempted_and_resumed[v1",
         V2: "test_suite.py::TestLifecycle::test_preempted_and_resumed[v2",
         S: "test_suite.py::TestLifecycle::test_preempted_and_resumed",
