@@ -12,6 +12,7 @@ from sglang.srt.environ import envs
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from specplug.errors import EngineError
+from specplug.operator import startup
 from specplug.settings.sources import CONFIG_VARIABLE
 from specplug_sglang import seams
 from specplug_sglang.config import (
@@ -140,6 +141,7 @@ class Algorithm(CustomSpecAlgo):
                 seams.require(where)
             refuse_unsupported(server_args)
             found = resolved(server_args)
+            startup.refuse_missing(found.settings, str(resolved_args(server_args).device or "cpu"))
             if found.was_set("verifier"):
                 named = f"setting 'verifier' {found.settings.verifier!r}"
                 raise refusal("SGLang verifies drafts itself", named, "settings without it")
@@ -264,7 +266,7 @@ def handled(result: None, algorithm: Any, server_args: Any) -> None:
                 seams.require(where)
             extends = extended_method(server_args) is not None
             refuse_for_drafter(resolved_args(server_args), OF_EXTENDED if extends else OF_DRAFTERS)
-            resolved(server_args)
+            startup.refuse_missing(resolved(server_args).settings, str(resolved_args(server_args).device or "cpu"))
 
 
 def refuse_for_drafter(server_args: Any, refused: Refused = OF_DRAFTERS) -> None:

@@ -36,7 +36,7 @@ from specplug_vllm.config import (
     is_requested,
     proposes,
     refuse_unsupported,
-    resolved,
+    required,
     runner_of,
     section_of,
 )
@@ -117,10 +117,11 @@ def _check(vllm_config: Any) -> None:
     """
     try:
         seams.require("config")
-        resolved(vllm_config)
+        found = required(vllm_config)
         refuse_unsupported(vllm_config)
         recurrent.refuse_unsupported(vllm_config)
         logits_processors.refuse_unsupported(vllm_config)
+        startup.refuse_missing(found.settings, vllm_config.device_config.device_type)
     except SpecplugError:
         startup.show_message_only()
         raise

@@ -18,14 +18,16 @@ from specplug.explain.explanation import BARE, LOST, OWN, Explanation, explained
 from specplug.text.token_texts import decoder
 from specplug.text.tokenizers import load_tokenizer
 from specplug.tools.cli.explain_page import page
-from specplug.tools.cli.launch import ApiKey, OperatorKey, Timeout
+from specplug.tools.cli.groups import grouped
+from specplug.tools.cli.options import Server
 from specplug.tools.cli.output import AsJson, note, printable, show, table
-from specplug.tools.client.http import PATIENCE, ServerClient
+from specplug.tools.client.http import ServerClient
 from specplug.tools.client.interrupt import interruptible
 
 _COLOURS = ("green", "cyan", "magenta", "yellow", "bright_blue", "bright_green")
 
 
+@grouped
 def explain(
     source: Annotated[str, typer.Argument(metavar="URL|FILE", help="A server that writes a trace, or a trace.")],
     request: Annotated[str, typer.Argument(help="The `id` of an answer, or the begin of it.")],
@@ -34,9 +36,8 @@ def explain(
     ] = None,
     tenant: Annotated[str | None, typer.Option(help="Look at this tenant's requests only.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with tooltips instead.")] = None,
-    api_key: ApiKey = None,
-    operator_key: OperatorKey = None,
-    timeout: Timeout = PATIENCE,
+    *,
+    reached: Server,
     as_json: AsJson = False,
 ) -> None:
     """Show what drafted each token of an answer, where drafts were cut, and why the answer was slow.
@@ -51,7 +52,7 @@ def explain(
     `specplug explain run.jsonl request-7 --tokenizer ./my-model --html slow.html`
     """
     if source.startswith(("http://", "https://")):
-        server = ServerClient(source, api_key=api_key, operator_key=operator_key, patience=timeout)
+        server = reached.client(source)
         found = asyncio.run(interruptible(_requested(server, request, tenant)))
     else:
         library = None if tokenizer is None else load_tokenizer(tokenizer).library

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,8 @@ from rich.live import Live
 from rich.text import Text
 
 from specplug.errors import EngineError
-from specplug.tools.cli.launch import ApiKey, OperatorKey, Timeout
+from specplug.tools.cli.groups import grouped
+from specplug.tools.cli.options import Server, Timeout
 from specplug.tools.cli.output import console, dim, faults_of, printable, table
 from specplug.tools.client.figures import Reading, figures, read
 from specplug.tools.client.http import Refused, ServerClient
@@ -26,13 +28,20 @@ MOST_POSITIONS = 16
 _NOT_OURS = (401, 403, 404)  # what waiting does not change
 
 
+@dataclass(frozen=True)
+class WatchedServer(Server):
+    """A server that answers soon, or is away."""
+
+    timeout: Timeout = 10.0
+
+
+@grouped
 def watch(
     url: Annotated[str, typer.Argument(help="The server, such as http://127.0.0.1:8000.")],
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two readings.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print the figures of one interval, and end.")] = False,
-    api_key: ApiKey = None,
-    operator_key: OperatorKey = None,
-    timeout: Timeout = 10.0,
+    *,
+    reached: WatchedServer,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document per reading, on a line.")] = False,
 ) -> None:
     """Show a running vLLM or SGLang server's speculation, live: tokens per step, acceptance, plan and faults.
@@ -48,7 +57,7 @@ def watch(
 
     `specplug watch http://127.0.0.1:30000 --interval 10 --json >>figures.jsonl`
     """
-    server = ServerClient(url, api_key=api_key, operator_key=operator_key, patience=timeout)
+    server = reached.client(url)
     try:
         asyncio.run(interruptible(_watch(server, interval, once=once, as_json=as_json)))
     except KeyboardInterrupt:
