@@ -97,7 +97,7 @@ def _again(kind: type, planner: Any, calls: list[Any], running: list[Any], steps
 
     A step ends with its `make`; steps finish in the order of their launch.
     """
-    from specplug.runtime.step_planner import UNREPORTED
+    from specplug.steps.step_planner import UNREPORTED
 
     for name in CALLS:
         delattr(planner, name)

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.machine import in_words, machine
 from benchmarks.peers import note
-from specplug.runtime.draft_report import DraftReport
+from specplug.steps.draft_report import DraftReport
 
 FIRST = 64
 TOKENS = 200

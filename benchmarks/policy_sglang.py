@@ -44,7 +44,7 @@ def to_constants(policy: Counts, constants: Sequence[Counts]) -> float | None:
 
 def state_cost(scheduler: Any, cost: float) -> None:
     """Give the planner of the process, a server's scheduler, the cost of a draft token, and no times of steps."""
-    from specplug.types.plan import StepCost
+    from specplug.types.step import StepCost
 
     planner = scheduler.draft_worker.drafting.step_planner
     planner.launch = functools.partial(planner.launch, timed=False)

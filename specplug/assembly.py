@@ -22,21 +22,21 @@ from specplug.faults import FaultGuard, FaultSink
 from specplug.grammar.drafts import SOURCE
 from specplug.interfaces import Planner, PluginContext, Proposer, Trimmer, Verifier
 from specplug.metrics import SpecMetrics
-from specplug.pipeline import memory
-from specplug.pipeline.buffers import checked_draft_vocab
-from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.handles import ProposerHandle, make_handle
-from specplug.pipeline.plan import JoinedPlanner, PlanStage
-from specplug.pipeline.runner import ProposerRunner
 from specplug.plugins import specs
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import PluginSpec, PolicySpec, ProposerSpec, VerifierSpec, trimming
 from specplug.settings.mistakes import shown
 from specplug.settings.model import Section, Settings
 from specplug.settings.sources import plugin_options
+from specplug.steps import memory
+from specplug.steps.draft_buffers import checked_draft_vocab
+from specplug.steps.draft_stage import DraftStage
+from specplug.steps.handles import ProposerHandle, make_handle
+from specplug.steps.plan_stage import JoinedPlanner, PlanStage
+from specplug.steps.proposer_runner import ProposerRunner
 from specplug.trace import TraceWriter
 from specplug.types.caps import Distribution
-from specplug.types.draft import Draft
+from specplug.types.step import Draft
 from specplug.verify.draft_distribution import FittedVerifier
 
 _CALLERS = (__file__, specs.__file__)

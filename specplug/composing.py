@@ -17,12 +17,10 @@ from torch import Tensor
 
 from specplug.faults import status_of
 from specplug.interfaces import PluginContext, Proposer
-from specplug.pipeline.buffers import shift_sources
-from specplug.pipeline.runner import ProposerRunner
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
+from specplug.steps.draft_buffers import shift_sources
+from specplug.steps.proposer_runner import ProposerRunner
 from specplug.types.request import Event
-from specplug.types.verdict import Verdict
+from specplug.types.step import Draft, EngineBatch, Verdict
 
 
 class ComposedProposer(Proposer):

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from specplug.errors import ContractError, text_of
 from specplug.interfaces import PluginContext, Proposer
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
 from specplug.types.request import Request
+from specplug.types.step import Draft, EngineBatch
 
 Tokens = npt.NDArray[np.int32]
 TokenIds = Sequence[int] | npt.NDArray[Any]

@@ -16,12 +16,10 @@ import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
-from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
-from specplug.types.draft import Draft
-from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport, TrimLimits
+from specplug.types.plan import HostStats, StepReport, TrimLimits
 from specplug.types.request import Event
-from specplug.types.verdict import Verdict
+from specplug.types.step import Draft, EngineBatch, StepCost, StepPlan, Verdict
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 
 
@@ -55,7 +53,7 @@ class PluginContext:
         sections: the sections of the server's settings that the plug-in registered for (`PluginSpec.sections`), by
             name; empty when the plug-in is built without settings, for example by a test.
         part: builds another registered proposer as a part of this one, by name and with its own settings; returns a
-            `specplug.pipeline.runner.ProposerRunner`, whose drafts are one-hot unless `states=True` and it states
+            `specplug.steps.proposer_runner.ProposerRunner`, whose drafts are one-hot unless `states=True` and it states
             logits.  See `specplug.composing`.
     """
 
@@ -216,7 +214,7 @@ class Trimmer(abc.ABC):
         """Return `draft` cut to at most `limits.token_budget` draft tokens over the whole batch.
 
         The result is a prefix of each chain; in a tree it contains every ancestor of each kept node.  `Draft.keep`
-        builds such a draft.  `specplug.trim.admitted` chooses the tokens whose survival exceeds `limits.costs` by most.
+        builds such a draft.  `specplug.steps.trim.admitted` chooses the tokens whose survival exceeds `limits.costs` by most.
         """
 
     def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:  # noqa: B027 - optional

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
+from specplug.types.step import Verdict
 from specplug.types.tensors import as_array, as_tensor, library
-from specplug.types.verdict import Verdict
 
 NO_SOURCE = "none"  # counts rows without a draft although one was planned, and the first token after a prefill
 OFF_SOURCE = "off"  # counts rows that could not draft: none was planned, or the request takes none

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specplug.testing.output_distribution import halved, tempered, uniform
-from specplug.types.draft import Draft
+from specplug.types.step import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 from specplug.verify.reference import ReferenceVerifier
 

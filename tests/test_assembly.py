@@ -14,18 +14,18 @@ from specplug.assembly import build_draft_stage, build_plan_stage, build_verifie
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError, PluginError, SettingsError
 from specplug.interfaces import Planner, PluginContext
-from specplug.pipeline.handles import HostHandle, ProposerHandle
 from specplug.plugins.registry import Owner, Registry, default_registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec, hookimpl
 from specplug.settings.model import CorporaSettings, Settings
+from specplug.steps.handles import HostHandle, ProposerHandle
+from specplug.steps.trim import SurvivalTrimmer
 from specplug.text.fingerprint import Fingerprint
-from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import Distribution, EngineCaps, ProposerCaps, VerifierCaps
-from specplug.types.draft import Draft
-from specplug.types.plan import HostStats, StepPlan
+from specplug.types.plan import HostStats
+from specplug.types.step import Draft, StepPlan
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
 from specplug.verify.reference import ReferenceVerifier
-from tests.pipeline.tools import Recorder
+from tests.steps.tools import Recorder
 
 META = PluginContext(EngineCaps(4), vocab_size=16, max_slots=2, max_length=32, device=torch.device("meta"))
 

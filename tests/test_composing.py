@@ -19,11 +19,10 @@ from specplug.plugins.specs import ProposerSpec, hookimpl
 from specplug.settings.model import Settings
 from specplug.testing.batches import make_batch
 from specplug.types.caps import EngineCaps, ProposerCaps
-from specplug.types.draft import NO_TOKEN, Draft
-from specplug.types.plan import StepPlan
+from specplug.types.draft import NO_TOKEN
 from specplug.types.request import EngineEvent, Lifecycle, Request, RequestEvent
-from specplug.types.verdict import Outcome
-from tests.pipeline.tools import Recorder, int32, rows
+from specplug.types.step import Draft, Outcome, StepPlan
+from tests.steps.tools import Recorder, int32, rows
 
 DRAFT_LENGTH = 4
 CHAINS = st.lists(st.lists(st.integers(0, 1), max_size=DRAFT_LENGTH), min_size=2, max_size=2)

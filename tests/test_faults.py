@@ -17,9 +17,9 @@ import pytest
 
 from specplug.errors import ContractError, PluginError, text_of
 from specplug.faults import FaultGuard, LateDraft, status_of
-from specplug.pipeline.worker import JobThread
 from specplug.plugins.specs import PolicySpec
 from specplug.settings.mistakes import shown
+from specplug.steps.job_thread import JobThread
 
 OFF, ON = False, True
 

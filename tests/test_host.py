@@ -13,8 +13,8 @@ from specplug.interfaces import PluginContext
 from specplug.testing.batches import make_batch
 from specplug.types.batch import Barrier
 from specplug.types.caps import EngineCaps
-from specplug.types.draft import Draft
 from specplug.types.request import Request
+from specplug.types.step import Draft
 
 
 class Says(HostProposer):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specplug.errors import ContractError
 from specplug.metrics import NO_SOURCE, OFF_SOURCE, SourceCounts, SpecMetrics
-from specplug.types.verdict import Outcome, Verdict
+from specplug.types.step import Outcome, Verdict
 
 SOURCES = ("own text", "references")
 DRAFT_LENGTH = 4

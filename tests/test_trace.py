@@ -16,12 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.errors import TraceError
-from specplug.pipeline.tracer import StepTracer
+from specplug.steps.tracer import StepTracer
 from specplug.trace import HEADER, MOST_KEPT, TraceRow, TraceWriter, read_trace, requests_in
-from specplug.types.draft import Draft
-from specplug.types.plan import StepPlan
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
-from specplug.types.verdict import Outcome, Verdict
+from specplug.types.step import Draft, Outcome, StepPlan, Verdict
 from tests.types.test_batch_and_plan import make_batch
 
 PAGE = (Path(__file__).parents[1] / "docs" / "trace.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from specplug.requests import wire
 from specplug.requests.clients import isolation_key
-from specplug.runtime.slots import MAX_STOP_IDS, RunningRequest, Span
+from specplug.steps.slots import MAX_STOP_IDS, RunningRequest, Span
 from specplug.types.request import Request, RequestOptions, digest_of
 
 

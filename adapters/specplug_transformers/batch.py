@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specplug.types.batch import EngineBatch
+from specplug.types.step import EngineBatch
 from specplug.types.verification import SamplingBatch, Uniforms
 from specplug.verify.random import uniforms
 from specplug_transformers.state import RequestState

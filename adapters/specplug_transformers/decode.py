@@ -17,12 +17,11 @@ from specplug.faults import FaultGuard
 from specplug.grammar.drafts import SOURCE, Completer
 from specplug.grammar.states import AllowedState
 from specplug.interfaces import Verifier
-from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.plan import PlanStage
-from specplug.runtime.step_planner import until_stop
-from specplug.types.draft import Draft
-from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepReport
-from specplug.types.verdict import Outcome
+from specplug.steps.draft_stage import DraftStage
+from specplug.steps.plan_stage import PlanStage
+from specplug.steps.step_planner import until_stop
+from specplug.types.plan import HostStats, StepReport
+from specplug.types.step import NO_SPECULATION, Draft, Outcome, StepCost
 from specplug.types.verification import TargetLogits, Verification
 from specplug.verify.lossy import merged
 from specplug_transformers.batch import DecodeBatch, SlotTokens

@@ -24,8 +24,8 @@ from specplug.plugins.specs import VerifierSpec
 from specplug.settings.model import Settings
 from specplug.settings.sources import acceptance_thresholds, load_settings
 from specplug.types.caps import Distribution, EngineCaps, Ragged
-from specplug.types.plan import StepCost
 from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, RequestEvent
+from specplug.types.step import StepCost
 from specplug.verify.reference import ReferenceVerifier
 from specplug_transformers.batch import SlotTokens
 from specplug_transformers.decode import Decoder

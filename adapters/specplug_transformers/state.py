@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Literal
 
-from specplug.runtime.ends import tokens_before_stop
-from specplug.types.plan import RequestStats, StepPlan
+from specplug.steps.stops import tokens_before_stop
+from specplug.types.plan import RequestStats
 from specplug.types.request import Request
+from specplug.types.step import StepPlan
 from specplug_transformers.params import Processor, SamplingParams
 
 _UNFINISHED = "\ufffd"  # a tokenizer's output for bytes that do not form a whole character yet

@@ -20,8 +20,7 @@ from specplug.cost.measuring import Measurement, StepLimits, StepSize, measure, 
 from specplug.cost.store import StartCosts, cost_file, costs_at_start
 from specplug.interfaces import Verifier
 from specplug.settings.model import Settings
-from specplug.types.draft import Draft
-from specplug.types.plan import StepCost
+from specplug.types.step import Draft, StepCost
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
 from specplug_transformers.runner import ModelRunner
 

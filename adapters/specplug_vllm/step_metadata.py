@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
-from specplug.types.draft import Draft
-from specplug.types.plan import NO_SPECULATION, StepCost, StepPlan
+from specplug.steps.draft_report import NO_DRAFTS, DraftReport
 from specplug.types.request import EngineEventKind
-from specplug.types.verdict import Outcome
+from specplug.types.step import NO_SPECULATION, Draft, Outcome, StepCost, StepPlan
 
 _ATTRIBUTE = "specplug_metadata"
 

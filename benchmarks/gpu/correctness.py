@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from specplug.pipeline.device.columns import launches_for
-from specplug.trim import SurvivalTrimmer
-from specplug.types.draft import Draft
+from specplug.steps.kernels.columns import launches_for
+from specplug.steps.trim import SurvivalTrimmer
 from specplug.types.plan import TrimLimits
+from specplug.types.step import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits
 from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
-from tests.runtime.oracle import Engine, compare, lookup_stage
-from tests.trim.tools import bits, random_case
+from tests.steps.oracle import Engine, compare, lookup_stage
+from tests.steps.trim_tools import bits, random_case
 
 CPU = torch.device("cpu")
 Found = tuple[int, list[str]]

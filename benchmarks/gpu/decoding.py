@@ -17,17 +17,17 @@ import torch
 from benchmarks.gpu.texts import PROMPT_TOKENS, Tokens
 from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext
-from specplug.pipeline.device.columns import launches_for
-from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
-from specplug.runtime.device_steps import DeviceSteps
-from specplug.runtime.ends import StopDetector
-from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator
 from specplug.settings.model import Settings
-from specplug.types.batch import EngineBatch
+from specplug.steps.device_steps import DeviceSteps
+from specplug.steps.engine_rows import DraftOutputs, EngineRows
+from specplug.steps.kernels.columns import launches_for
+from specplug.steps.rows import Rows
+from specplug.steps.slots import RunningRequest, SlotAllocator
+from specplug.steps.stops import StopDetector
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import StepPlan
 from specplug.types.request import Request
+from specplug.types.step import EngineBatch, StepPlan
 
 
 class Batch:
@@ -136,7 +136,7 @@ class Lookup(Arm):
         for request, slot in slot_of.items():
             described = Request(request, batch.context, batch.length - batch.context, prompt_digest=str(slot))
             self.allocator.start(RunningRequest(described, batch.length, ()))
-        self._facts = RowFacts(self.allocator, [f"r{slot}" for slot in self.order])
+        self._facts = Rows(self.allocator, [f"r{slot}" for slot in self.order])
         self._plan = StepPlan(gamma)
         engine, outputs = self._engine(), DraftOutputs(self.out, self.confidence)
         launches, self._steps = launches_for(device), None

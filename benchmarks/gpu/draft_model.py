@@ -16,7 +16,7 @@ from specplug.plugins.specs import ProposerSpec
 from specplug.testing.driver import Driver
 from specplug.tools.demo import model_path
 from specplug.types.caps import Distribution, ProposerCaps
-from specplug.types.draft import Draft
+from specplug.types.step import Draft
 
 NEEDED = ("transformers", "tokenizers", "safetensors")
 DRAFTS = ("tiny-draft", "tiny-draft-other")

@@ -26,17 +26,18 @@ from benchmarks.launches.driver import by_kernels, install
 from specplug.assembly import build_draft_stage
 from specplug.faults import FaultGuard
 from specplug.interfaces import PluginContext
-from specplug.pipeline.device.columns import Launches
-from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
-from specplug.runtime.device_steps import DeviceSteps
-from specplug.runtime.ends import StopDetector
-from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator
 from specplug.settings.model import Settings
+from specplug.steps.device_steps import DeviceSteps
+from specplug.steps.draft_stage import DraftStage
+from specplug.steps.engine_rows import DraftOutputs, EngineRows
+from specplug.steps.kernels.columns import Launches
+from specplug.steps.rows import Rows
+from specplug.steps.slots import RunningRequest, SlotAllocator
+from specplug.steps.stops import StopDetector
 from specplug.types.caps import EngineCaps, Ragged
-from specplug.types.plan import StepPlan
 from specplug.types.request import Request
+from specplug.types.step import StepPlan
 
 DRAFT_LENGTH, LENGTH, VOCAB = 15, 8192, 49152
 CONTEXT = 1024
@@ -86,7 +87,7 @@ def compiled() -> list[dict[str, Any]]:
     """
     from specplug.launching import Launcher
     from specplug.lookup import kernels as lookup
-    from specplug.pipeline.device import kernels as device
+    from specplug.steps.kernels import launches as device
 
     found = []
     for launcher in (it for module in (lookup, device) for it in vars(module).values() if isinstance(it, Launcher)):
@@ -116,7 +117,7 @@ def _start(allocator: SlotAllocator, names: list[str]) -> None:
 
 def _step_of_vllm(rows: int) -> Callable[[], None]:
     """Return a function that takes a step of a batch."""
-    from specplug.pipeline.device import kernels
+    from specplug.steps.kernels import launches as kernels
 
     stage, allocator = _stage_of(rows, EngineCaps(DRAFT_LENGTH))
     slots, ones = torch.arange(rows), torch.ones(rows, dtype=torch.int32)
@@ -129,7 +130,7 @@ def _step_of_vllm(rows: int) -> Callable[[], None]:
     steps = DeviceSteps(stage, allocator.slots, stops, VOCAB, launches, like=(engine, outputs, newest))
     names = [f"request {row}" for row in range(rows)]
     _start(allocator, names)
-    facts, plan = RowFacts(allocator, names), StepPlan(DRAFT_LENGTH)
+    facts, plan = Rows(allocator, names), StepPlan(DRAFT_LENGTH)
 
     def step() -> None:
         facts.hold(allocator, names)
@@ -140,7 +141,7 @@ def _step_of_vllm(rows: int) -> Callable[[], None]:
 
 def _step_of_sglang(rows: int) -> Callable[[], None]:
     """Return a function that takes a step of a batch: it drafts, and prepares and reports their verification."""
-    from specplug.pipeline.device import kernels
+    from specplug.steps.kernels import launches as kernels
     from specplug_sglang.scheduler.batches import BatchRows, Decoding
     from specplug_sglang.scheduler.device_drafts import DeviceDrafts
     from specplug_sglang.scheduler.grammar import GrammarCompleter

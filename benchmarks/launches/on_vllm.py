@@ -50,7 +50,8 @@ def main() -> None:
 
 def _import_kernels() -> None:
     """Define specplug's kernels while the interpreter is off, and let the adapter launch them on the CPU."""
-    from specplug.pipeline.device import columns, kernels
+    from specplug.steps.kernels import columns
+    from specplug.steps.kernels import launches as kernels
     from specplug_vllm.worker import v2_device
 
     by_kernels()

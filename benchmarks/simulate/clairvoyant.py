@@ -10,7 +10,7 @@ from benchmarks.simulate.modes import Mode
 from benchmarks.simulate.steps import Decider, StepResult, StepView
 from benchmarks.simulate.surface import Surface
 from benchmarks.simulate.trajectories import Array, Drafts, Trajectories
-from specplug.types.plan import NO_SPECULATION, StepPlan
+from specplug.types.step import NO_SPECULATION, StepPlan
 
 DECAY = 0.995
 """Weight of the past in the long-run rate, per step."""

@@ -1,6 +1,6 @@
 """PolicyDecider: a registered policy in the simulation, through the same classes as in the engines.
 
-The plan half runs in `StepPlanner`, the trim half in `DraftStage` over drafts as tensors.  Neither sees the surface,
+The plan half runs in `ServerPlanner`, the trim half in `DraftStage` over drafts as tensors.  Neither sees the surface,
 the outputs, or what a draft's fate will be.
 """
 
@@ -19,17 +19,16 @@ from benchmarks.simulate.steps import Decider, StepResult, StepView
 from benchmarks.simulate.trajectories import Array, Drafts
 from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext, Proposer
+from specplug.operator.server_planner import ServerPlanner
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec, hookimpl
-from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
-from specplug.runtime.step_planner import UNREPORTED, Bounds, StepPlanner
 from specplug.settings.sources import load_settings
-from specplug.trim import best_count, completed
-from specplug.types.batch import EngineBatch
+from specplug.steps.draft_report import NO_DRAFTS, DraftReport
+from specplug.steps.step_planner import UNREPORTED, Bounds
+from specplug.steps.trim import best_count, completed
 from specplug.types.caps import ProposerCaps
-from specplug.types.draft import NO_TOKEN, Draft
-from specplug.types.plan import StepCost, StepPlan
-from specplug.types.verdict import Outcome, Verdict
+from specplug.types.draft import NO_TOKEN
+from specplug.types.step import Draft, EngineBatch, Outcome, StepCost, StepPlan, Verdict
 
 PLENTY = 1 << 20
 """Room that never limits a draft, so that it does not reveal where an output ends."""
@@ -99,7 +98,7 @@ class PolicyDecider(Decider):
         )
         context = PluginContext(mode.caps, vocab_size=1, max_slots=requests, max_length=PLENTY)
         self._lengths = lengths = np.zeros(requests, np.int64)
-        self._planner = StepPlanner[int](
+        self._planner = ServerPlanner[int](
             found, context, str, lambda row: int(lengths[row]), lambda row: Bounds(PLENTY, None), registry
         )
         self._stage = build_draft_stage(found.settings, registry, context)

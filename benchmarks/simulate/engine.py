@@ -15,7 +15,7 @@ from benchmarks.simulate.steps import Decider, Outcome, StepResult, Steps, StepV
 from benchmarks.simulate.surface import Surface
 from benchmarks.simulate.traffic import Clock
 from benchmarks.simulate.trajectories import Array, Drafts, Trajectories
-from specplug.types.plan import StepPlan
+from specplug.types.step import StepPlan
 
 
 class Limits(NamedTuple):

@@ -14,7 +14,8 @@ from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.survival import gate, survival
 from specplug.interfaces import Planner, PluginContext
 from specplug.plugins.specs import PolicySpec
-from specplug.types.plan import HostStats, StepPlan, StepReport
+from specplug.types.plan import HostStats, StepReport
+from specplug.types.step import StepPlan
 
 
 class TablePlanner(Planner):

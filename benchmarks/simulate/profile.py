@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.simulate.modes import CAPTURED_TOKENS, Mode, launch
 from benchmarks.simulate.surface import Regime, StepWork, Surface
 from benchmarks.simulate.trajectories import Array, Trajectories
-from specplug.types.plan import StepCost
+from specplug.types.step import StepCost
 
 TIMED_SHARES = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 3.0, 7.0, 15.0)
 """Draft tokens per row of the steps that an engine times at start."""

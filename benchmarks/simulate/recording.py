@@ -19,7 +19,7 @@ from specplug.tools.replay.engine import ReplayEngine, Setup
 from specplug.tools.replay.items import TokenItem, vocab_size_for
 from specplug.tools.replay.run import longest
 from specplug.tools.replay.score import Offer
-from specplug.types.draft import Draft
+from specplug.types.step import Draft
 
 SHIPPED = Path(specplug.__file__).parent / "tools" / "replay" / "traces"
 

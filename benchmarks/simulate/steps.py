@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.simulate.modes import launch
 from benchmarks.simulate.surface import Regime, StepWork
 from benchmarks.simulate.trajectories import Array, Drafts
-from specplug.types.plan import StepPlan
+from specplug.types.step import StepPlan
 
 
 class StepView(NamedTuple):

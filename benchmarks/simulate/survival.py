@@ -19,11 +19,9 @@ from benchmarks.simulate.recording import LEAST
 from benchmarks.simulate.trajectories import Array
 from specplug.interfaces import Planner, PluginContext, Trimmer
 from specplug.plugins.specs import PolicySpec
-from specplug.trim.survival import rank_tokens
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
-from specplug.types.plan import HostStats, StepPlan, TrimLimits
-from specplug.types.verdict import Verdict
+from specplug.steps.trim import rank_tokens
+from specplug.types.plan import HostStats, TrimLimits
+from specplug.types.step import Draft, EngineBatch, StepPlan, Verdict
 
 MAX_SOURCES = 8
 

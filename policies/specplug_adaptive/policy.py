@@ -12,7 +12,8 @@ from specplug.cost.planner import CostPlanner
 from specplug.interfaces import Planner, PluginContext
 from specplug.settings.policies import CostOptions
 from specplug.types.caps import Ragged
-from specplug.types.plan import CostPoint, HostStats, StepPlan, StepReport
+from specplug.types.plan import HostStats, StepReport
+from specplug.types.step import CostPoint, StepPlan
 from specplug_adaptive.acceptance import Array, RequestAcceptance
 
 
@@ -126,7 +127,7 @@ class AdaptivePlanner(CostPlanner):
 def worthwhile(
     rates: Array, longest: int, costs: Sequence[CostPoint], least: npt.NDArray[np.int64] | int = 1
 ) -> tuple[npt.NDArray[np.int64], float]:
-    """Return the draft lengths of requests that are worth verifying: the decision of `specplug.trim`, by rates.
+    """Return the draft lengths of requests that are worth verifying: the decision of `specplug.steps.trim`, by rates.
 
     The token at position j survives with probability rate^j.
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from specplug.cost.planner import CostPlanner
 from specplug.interfaces import Planner, PluginContext
-from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
+from specplug.types.plan import HostStats, StepReport
+from specplug.types.step import StepCost, StepPlan
 from specplug_batch.acceptance import ReportedLengths, RunLengths
 from specplug_batch.options import BatchOptions
 from specplug_batch.pace import DECIDE_EVERY, DOES_NOT_PAY, Pace, Trials

@@ -10,7 +10,8 @@ import numpy as np
 
 from specplug.cost.planner import CostPlanner
 from specplug.interfaces import PluginContext
-from specplug.types.plan import MAX_COST_POINTS, MAX_DRAFT_TOKENS, CostPoint, HostStats, StepCost, StepPlan, StepReport
+from specplug.types.plan import HostStats, StepReport
+from specplug.types.step import MAX_COST_POINTS, MAX_DRAFT_TOKENS, CostPoint, StepCost, StepPlan
 from specplug_batch.options import BatchOptions
 from specplug_batch.pace import DOES_NOT_PAY, PLAIN_STEPS, TRIED_STEPS, Doubt, DraftingGain, Pace, Trials
 

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from specplug.errors import SettingsError
 from specplug.interfaces import Planner, PluginContext
-from specplug.types.plan import HostStats, StepPlan
+from specplug.types.plan import HostStats
+from specplug.types.step import StepPlan
 
 
 class FixedOptions(BaseModel):

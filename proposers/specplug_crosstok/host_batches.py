@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
+from specplug.types.step import Draft, EngineBatch
 from specplug.types.tensors import to_device
 
 

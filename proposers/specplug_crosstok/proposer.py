@@ -14,12 +14,10 @@ from specplug.draft_model.loop import size_for, sizes
 from specplug.draft_model.schedule import IdsPerToken, Schedule
 from specplug.draft_model.texts import NO_REQUEST
 from specplug.interfaces import PluginContext, Proposer
-from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
-from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, Event, RequestEvent
+from specplug.types.step import Draft, EngineBatch, Verdict
 from specplug.types.tensors import to_device
-from specplug.types.verdict import Verdict
 from specplug_crosstok.acceptance import SOURCES, status_of
 from specplug_crosstok.drawing import GENERATION_BITS
 from specplug_crosstok.host_batches import HostBatches

@@ -15,7 +15,8 @@ from specplug.draft_model.texts import NO_REQUEST, DraftTexts, Missing, Running
 from specplug.interfaces import PluginContext
 from specplug.text.translate.tables import TokenLists
 from specplug.types.caps import Distribution
-from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.draft import NO_TOKEN
+from specplug.types.step import Draft
 from specplug_crosstok.acceptance import COMMON, DRAWN, OPEN_WORD, TEXT, TEXTS, KindAcceptance, kinds_of
 from specplug_crosstok.drawing import GENERATION_BITS, Common, Drawing
 from specplug_crosstok.loading import common_ids

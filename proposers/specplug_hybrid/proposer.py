@@ -13,10 +13,8 @@ from torch import Tensor
 
 from specplug.composing import ComposedProposer, splice
 from specplug.interfaces import PluginContext
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, Event, RequestEvent
-from specplug.types.verdict import Verdict
+from specplug.types.step import Draft, EngineBatch, Verdict
 
 Floats = npt.NDArray[np.float64]
 

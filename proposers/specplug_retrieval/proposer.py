@@ -27,9 +27,8 @@ from specplug.lookup.layout import CORPUS_SOURCE, SOURCES
 from specplug.lookup.proposer import LookupProposer
 from specplug.settings.model import CorporaSettings
 from specplug.text.fingerprint import Fingerprint, fingerprint
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
 from specplug.types.request import Request
+from specplug.types.step import Draft, EngineBatch
 
 Tokens = npt.NDArray[np.int32]
 Tenants = Mapping[str, Sequence[Segment]]

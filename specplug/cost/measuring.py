@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specplug.types.plan import StepCost
+from specplug.types.step import StepCost
 
 REPEATS = 2
 """Timed steps of a size; one more runs before them, in which the engine may compile or load a kernel."""

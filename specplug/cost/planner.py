@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from specplug.cost.step_costs import Array, Curve, StepCosts
 from specplug.interfaces import Planner
-from specplug.types.plan import HostStats, StepCost, StepReport
+from specplug.types.plan import HostStats, StepReport
+from specplug.types.step import StepCost
 
 MEMORY_STEPS = 48.0
 MEMORY_ROWS = 768.0

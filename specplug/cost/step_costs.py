@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from specplug.types.plan import StepCost
+from specplug.types.step import StepCost
 
 Array = npt.NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specplug.cost.measuring import Measurement
-from specplug.types.plan import StepCost
+from specplug.types.step import StepCost
 
 logger = logging.getLogger(__name__)
 

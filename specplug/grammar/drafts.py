@@ -12,8 +12,8 @@ from torch import Tensor
 from specplug.faults import FaultGuard
 from specplug.grammar.states import GrammarState, follow
 from specplug.types.caps import Distribution
-from specplug.types.draft import Draft, chain_parents
-from specplug.types.verdict import Outcome, Verdict
+from specplug.types.draft import chain_parents
+from specplug.types.step import Draft, Outcome, Verdict
 
 SOURCE = "grammar"
 """The source name of grammars' tokens in metrics and traces."""

@@ -15,9 +15,8 @@ from specplug.lookup.options import LookupSettings
 from specplug.lookup.owners import Owners
 from specplug.lookup.steps import LookupSteps
 from specplug.lookup.steps import bytes_needed as _bytes_of
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, Lifecycle, Request, RequestEvent
+from specplug.types.step import Draft, EngineBatch
 
 _FORGETS: dict[str, tuple[EngineEventKind, ...]] = {
     "weights": ("cache flushed", "weights changed"),

@@ -19,8 +19,9 @@ from torch import Tensor
 from specplug.launching import Around
 from specplug.lookup import corpora
 from specplug.lookup import layout as at
-from specplug.types.batch import Barrier, EngineBatch
-from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.batch import Barrier
+from specplug.types.draft import NO_TOKEN
+from specplug.types.step import Draft, EngineBatch
 from specplug.types.tensors import to_device
 
 Tokens = npt.NDArray[np.int32]

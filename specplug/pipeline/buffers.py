@@ -12,11 +12,10 @@ from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.interfaces import Proposer
-from specplug.pipeline.handles import ProposerHandle
-from specplug.types.batch import EngineBatch
+from specplug.steps.handles import ProposerHandle
 from specplug.types.caps import Distribution, EngineCaps
-from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
+from specplug.types.step import Draft, EngineBatch
 from specplug.types.tensors import as_array, library
 
 

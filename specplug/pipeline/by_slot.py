@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft, chain_parents
+from specplug.types.draft import chain_parents
 from specplug.types.request import BEGINS, Event, RequestEvent
+from specplug.types.step import Draft, EngineBatch
 from specplug.types.tensors import as_array, as_tensor, library
 
 

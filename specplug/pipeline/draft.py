@@ -14,19 +14,19 @@ from specplug.faults import FaultGuard
 from specplug.grammar.drafts import SOURCE, split_grammar_verdict
 from specplug.interfaces import Proposer, Trimmer
 from specplug.metrics import SpecMetrics
-from specplug.pipeline.buffers import DraftBuffers, sanitize
-from specplug.pipeline.by_slot import Choices, InFlight
-from specplug.pipeline.handles import ProposerHandle
-from specplug.pipeline.memory import require
-from specplug.pipeline.runner import ProposerRunner
-from specplug.pipeline.tracer import StepTracer
+from specplug.steps.choices import Choices
+from specplug.steps.draft_buffers import DraftBuffers
+from specplug.steps.handles import ProposerHandle
+from specplug.steps.in_flight import InFlight
+from specplug.steps.memory import require
+from specplug.steps.proposer_runner import ProposerRunner
+from specplug.steps.sanitize import sanitize
+from specplug.steps.tracer import StepTracer
 from specplug.trace import TraceWriter
-from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
-from specplug.types.draft import Draft
-from specplug.types.plan import StepPlan, TrimLimits, first_rise
+from specplug.types.plan import TrimLimits, first_rise
 from specplug.types.request import Event
-from specplug.types.verdict import Outcome, Verdict
+from specplug.types.step import Draft, EngineBatch, Outcome, StepPlan, Verdict
 
 
 class DraftStage:

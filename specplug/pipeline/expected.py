@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specplug.pipeline.draft import DraftStage
+from specplug.steps.draft_stage import DraftStage
 from specplug.types.caps import Distribution
-from specplug.types.draft import Draft
+from specplug.types.step import Draft
 
 UNIT = 1 << 12
 """The integer for a probability of 1: sums of integers do not depend on their order."""

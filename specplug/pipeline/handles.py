@@ -14,14 +14,12 @@ from torch import Tensor
 from specplug.errors import ContractError, text_of
 from specplug.faults import LateDraft
 from specplug.interfaces import Proposer
-from specplug.pipeline.worker import Job, JobThread, PendingEvents
 from specplug.plugins.specs import ProposerSpec
-from specplug.types.batch import EngineBatch
+from specplug.steps.job_thread import Job, JobThread, PendingEvents
 from specplug.types.caps import Distribution, ProposerCaps
-from specplug.types.draft import Draft
 from specplug.types.request import Event
+from specplug.types.step import Draft, EngineBatch, Verdict
 from specplug.types.tensors import tensors_of, to_device
-from specplug.types.verdict import Verdict
 
 MOST_QUEUED = 256
 """Most jobs of a host proposer's thread that are waiting when an event is queued behind them."""

@@ -17,7 +17,8 @@ from specplug.errors import ContractError
 from specplug.faults import FaultGuard, status_of
 from specplug.interfaces import Planner
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import MAX_COST_POINTS, MAX_DRAFT_TOKENS, CostPoint, HostStats, StepCost, StepPlan, StepReport
+from specplug.types.plan import HostStats, StepReport
+from specplug.types.step import MAX_COST_POINTS, MAX_DRAFT_TOKENS, CostPoint, StepCost, StepPlan
 
 OFF = StepPlan(draft_length=0, why="switched off")
 """The plan of every step while the operator allows no drafts."""

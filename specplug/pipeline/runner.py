@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from specplug.faults import FaultGuard, LateDraft
-from specplug.pipeline.buffers import sanitize, seen_from
-from specplug.pipeline.handles import ProposerHandle
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
+from specplug.steps.draft_buffers import seen_from
+from specplug.steps.handles import ProposerHandle
+from specplug.steps.sanitize import sanitize
 from specplug.types.request import Event
+from specplug.types.step import Draft, EngineBatch, Verdict
 from specplug.types.tensors import as_array, as_tensor
-from specplug.types.verdict import Verdict
 
 Run = Callable[[EngineBatch, Tensor | None, Draft | None], None]
 

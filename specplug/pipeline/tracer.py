@@ -11,11 +11,8 @@ import torch
 from specplug.faults import FaultGuard, FaultSink
 from specplug.metrics import NO_SOURCE
 from specplug.trace import TraceRow, TraceWriter
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
-from specplug.types.plan import StepPlan
 from specplug.types.request import Event, Lifecycle, Request, RequestEvent
-from specplug.types.verdict import Verdict
+from specplug.types.step import Draft, EngineBatch, StepPlan, Verdict
 
 
 class StepTracer:

@@ -32,7 +32,7 @@ LISTED_DEVICES = ("cpu", "cuda")
 JOINS_POLICIES = "+"
 """Stands between the names of joined policies, so that no policy's own name may contain it."""
 
-SURVIVAL_TRIMMER = "specplug.trim:SurvivalTrimmer"
+SURVIVAL_TRIMMER = "specplug.steps.trim:SurvivalTrimmer"
 """The default trim half."""
 
 ENGINE_DRAFTER = "engine"
@@ -186,7 +186,7 @@ def trimming(policies: Sequence[PolicySpec]) -> PolicySpec:
         raise PluginError.build(
             "policies with trim halves of their own cannot be joined",
             found=" and ".join(repr(policy.name) for policy in own),
-            expected="at most one; the others take the default, specplug.trim.SurvivalTrimmer",
+            expected="at most one; the others take the default, specplug.steps.trim.SurvivalTrimmer",
             remedy="Leave one of them out",
         )
     return own[0] if own else policies[0]

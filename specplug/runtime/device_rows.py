@@ -8,12 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specplug.pipeline.device.columns import NUM_NEW, DeviceColumns
-from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
-from specplug.runtime.slots import NO_CAP, RowFacts
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
-from specplug.types.plan import StepPlan
+from specplug.steps.engine_rows import DraftOutputs, EngineRows
+from specplug.steps.kernels.columns import NUM_NEW, DeviceColumns
+from specplug.steps.rows import Rows
+from specplug.steps.slots import NO_CAP
+from specplug.types.step import Draft, EngineBatch, StepPlan
 from specplug.types.tensors import to_device
 
 
@@ -29,7 +28,7 @@ class DeviceRows(NamedTuple):
         handed: the same for the proposer.
     """
 
-    facts: RowFacts
+    facts: Rows
     num_rows: int
     order: Tensor
     places: Tensor
@@ -99,7 +98,7 @@ class KeptRows:
         self.no_caps = torch.full_like(self.all_rows, NO_CAP)
         self._newest: DeviceRows | None = None
 
-    def of(self, facts: RowFacts, engine: EngineRows) -> DeviceRows:
+    def of(self, facts: Rows, engine: EngineRows) -> DeviceRows:
         """Return the rows of a step."""
         known = self._newest
         num_rows = engine.idx_mapping.shape[0]
@@ -123,7 +122,7 @@ class KeptRows:
         self._newest = DeviceRows(facts, num_rows, order, places, batch, handed)
         return self._newest
 
-    def caps(self, facts: RowFacts, plan: StepPlan) -> Tensor:
+    def caps(self, facts: Rows, plan: StepPlan) -> Tensor:
         """Return the policy's caps by row, [>= B] int32."""
         if not plan.caps:
             return self.no_caps

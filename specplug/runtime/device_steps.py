@@ -10,8 +10,12 @@ from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.launching import Around, Number, RowWork, recording
-from specplug.pipeline.buffers import sanitize, shift_sources
-from specplug.pipeline.device.columns import (
+from specplug.steps.device_rows import DeviceRows, DeviceStep, Drafted, KeptRows, Taken
+from specplug.steps.draft_buffers import shift_sources
+from specplug.steps.draft_report import NO_DRAFTS, DraftReport, engine_tokens_after, may_report, survival_sums
+from specplug.steps.draft_stage import DraftStage
+from specplug.steps.engine_rows import DraftOutputs, EngineRows
+from specplug.steps.kernels.columns import (
     COUNTED,
     KNOWN,
     LIMITS,
@@ -23,18 +27,13 @@ from specplug.pipeline.device.columns import (
     DraftSums,
     Launches,
 )
-from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
-from specplug.pipeline.expected import may_report, survival_sums
-from specplug.runtime.device_rows import DeviceRows, DeviceStep, Drafted, KeptRows, Taken
-from specplug.runtime.draft_report import NO_DRAFTS, DraftReport, engine_tokens_after
-from specplug.runtime.ends import StopDetector
-from specplug.runtime.repeated import Repeated
-from specplug.runtime.slots import RowFacts, SlotTable
-from specplug.types.batch import EngineBatch
+from specplug.steps.repeated import Repeated
+from specplug.steps.rows import Rows
+from specplug.steps.sanitize import sanitize
+from specplug.steps.slots import SlotTable
+from specplug.steps.stops import StopDetector
 from specplug.types.caps import Distribution
-from specplug.types.draft import Draft
-from specplug.types.plan import StepPlan
+from specplug.types.step import Draft, EngineBatch, StepPlan
 
 MOST_VIEWS = 64
 """Views of the draft buffer that are kept."""
@@ -57,7 +56,7 @@ class DeviceSteps:
 
     Attributes:
         report: of the newest step's drafts; `NO_DRAFTS` unless the step reports what they are expected to yield.
-        may_report: whether steps can do so; see `specplug.pipeline.expected.may_report`.
+        may_report: whether steps can do so; see `specplug.steps.draft_report.may_report`.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class DeviceSteps:
 
     def take(
         self,
-        facts: RowFacts,
+        facts: Rows,
         engine: EngineRows,
         outputs: DraftOutputs,
         last_sampled: Tensor,
@@ -146,7 +145,7 @@ class DeviceSteps:
     @torch.inference_mode()
     def _take(
         self,
-        facts: RowFacts,
+        facts: Rows,
         engine: EngineRows,
         outputs: DraftOutputs,
         last_sampled: Tensor,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from specplug.pipeline.expected import UNIT
+from specplug.steps.draft_report import UNIT
 
 PATIENCE = 2
 TRIED_EVERY = 16

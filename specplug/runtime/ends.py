@@ -15,7 +15,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from specplug.runtime.slots import SlotRows
+from specplug.steps.slots import SlotRows
 
 
 class StopDetector:

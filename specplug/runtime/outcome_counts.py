@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from specplug.metrics import NO_SOURCE, OFF_SOURCE, MetricsSnapshot, SourceCounts
-from specplug.runtime.step_planner import DraftResult
+from specplug.steps.step_planner import DraftResult
 
 
 class OutcomeCounts:

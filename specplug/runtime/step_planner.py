@@ -12,10 +12,11 @@ from specplug.assembly import build_plan_stage
 from specplug.interfaces import PluginContext
 from specplug.operator.control import OperatorControl
 from specplug.plugins.registry import Registry, default_registry
-from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
 from specplug.settings.sources import ResolvedSettings
+from specplug.steps.draft_report import NO_DRAFTS, DraftReport
 from specplug.types.caps import Ragged
-from specplug.types.plan import NO_SPECULATION, HostStats, RequestStats, StepCost, StepPlan, StepReport
+from specplug.types.plan import HostStats, RequestStats, StepReport
+from specplug.types.step import NO_SPECULATION, StepCost, StepPlan
 
 R = TypeVar("R")
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import Verifier
-from specplug.types.batch import Barrier, EngineBatch
+from specplug.types.batch import Barrier
 from specplug.types.caps import Distribution
-from specplug.types.draft import Draft
 from specplug.types.request import Request
+from specplug.types.step import Draft, EngineBatch
 from specplug.types.tensors import map_tensors
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 from specplug.verify.random import uniforms

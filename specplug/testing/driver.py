@@ -25,17 +25,16 @@ from torch import Tensor
 from specplug.assembly import build_part
 from specplug.errors import ContractError
 from specplug.interfaces import PluginContext, Proposer
-from specplug.pipeline.buffers import checked_draft_vocab
-from specplug.pipeline.runner import ProposerRunner
 from specplug.plugins.registry import Registry, default_registry
 from specplug.plugins.specs import PluginSpec, ProposerSpec
 from specplug.settings.model import Faults, Settings
+from specplug.steps.draft_buffers import checked_draft_vocab
+from specplug.steps.proposer_runner import ProposerRunner
 from specplug.testing.batches import PLENTY, POISON, make_batch
-from specplug.types.batch import Barrier, EngineBatch
+from specplug.types.batch import Barrier
 from specplug.types.caps import Distribution, EngineCaps
-from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, Reference, Request, RequestEvent, digest_of
-from specplug.types.verdict import Outcome, Verdict
+from specplug.types.step import Draft, EngineBatch, Outcome, Verdict
 
 NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 FULL_LENGTH = -1

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from specplug.interfaces import Verifier
 from specplug.types.caps import Distribution
-from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.draft import NO_TOKEN
+from specplug.types.step import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 from specplug.verify.target import target_probs
 

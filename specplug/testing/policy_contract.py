@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 import torch
 
-from specplug.pipeline.plan import checked_costs
+from specplug.steps.plan_stage import checked_costs
 from specplug.testing.policy_harness import (
     IDLE,
     JUMPS,
@@ -26,7 +26,8 @@ from specplug.testing.policy_harness import (
     watch_for_waiting,
 )
 from specplug.testing.wrappers import watch
-from specplug.types.plan import StepPlan, StepReport
+from specplug.types.plan import StepReport
+from specplug.types.step import StepPlan
 from specplug.types.tensors import map_tensors
 
 

@@ -18,13 +18,11 @@ from specplug.interfaces import Planner, PluginContext, Trimmer
 from specplug.plugins.specs import PolicySpec
 from specplug.testing.batches import make_batch
 from specplug.testing.driver import NO_OPTIONS, context_for
-from specplug.types.batch import EngineBatch
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
-from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
-from specplug.types.plan import CostPoint, HostStats, RequestStats, StepCost, StepPlan, StepReport, TrimLimits
+from specplug.types.plan import HostStats, RequestStats, StepReport, TrimLimits
+from specplug.types.step import CostPoint, Draft, EngineBatch, Outcome, StepCost, StepPlan, Verdict
 from specplug.types.tensors import map_tensors
-from specplug.types.verdict import Outcome, Verdict
 
 IDLE = HostStats(0, ())
 """The figures of a first step without decoding requests."""

@@ -24,7 +24,8 @@ from specplug.testing.driver import NO_OPTIONS, context_for
 from specplug.testing.output_distribution import MISTAKEN_DISTRIBUTIONS, Case, Knobs, TinyModel, distribution_error
 from specplug.testing.wrappers import watch
 from specplug.types.caps import Distribution, EngineCaps
-from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.draft import NO_TOKEN
+from specplug.types.step import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 from specplug.verify.draft_distribution import FittedVerifier
 

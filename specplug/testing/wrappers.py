@@ -13,16 +13,14 @@ from specplug.errors import ContractError
 from specplug.faults import FaultGuard
 from specplug.interfaces import PluginContext, Proposer
 from specplug.metrics import SpecMetrics
-from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.handles import make_handle
 from specplug.plugins.specs import ProposerSpec
+from specplug.steps.draft_stage import DraftStage
+from specplug.steps.handles import make_handle
+from specplug.steps.trim import SurvivalTrimmer
 from specplug.testing.batches import POISON
-from specplug.trim import SurvivalTrimmer
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
 from specplug.types.request import Event
+from specplug.types.step import Draft, EngineBatch, Verdict
 from specplug.types.tensors import tensors_of
-from specplug.types.verdict import Verdict
 
 
 class WrappedProposer(Proposer):

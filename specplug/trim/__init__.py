@@ -4,6 +4,6 @@
 `survival_on_gpu` is the same for chains on a GPU, in Triton: it counts tokens by level and sorts nothing.
 """
 
-from specplug.trim.survival import SurvivalTrimmer, admitted, best_count, completed, rank_tokens
+from specplug.steps.trim import SurvivalTrimmer, admitted, best_count, completed, rank_tokens
 
 __all__ = ["SurvivalTrimmer", "admitted", "best_count", "completed", "rank_tokens"]

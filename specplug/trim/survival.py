@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import PluginContext, Trimmer
-from specplug.types.draft import NO_TOKEN, Draft
-from specplug.types.plan import LEVELS, CostPoint, TrimLimits, cost_table
+from specplug.types.draft import NO_TOKEN
+from specplug.types.plan import LEVELS, TrimLimits, cost_table
+from specplug.types.step import CostPoint, Draft
 
 
 def rank_tokens(draft: Draft) -> tuple[Tensor, Tensor]:
@@ -126,7 +127,7 @@ def _kernels_for(device: torch.device) -> ModuleType | None:
     """Return the module of the Triton kernel, if it can run on a device: a GPU, or a CPU with Triton's interpreter."""
     if device.type not in ("cpu", "cuda") or not _has_triton():
         return None
-    kernels = importlib.import_module("specplug.trim.survival_on_gpu")
+    kernels = importlib.import_module("specplug.steps.kernels.trim_kernel")
     return kernels if device.type == "cuda" or kernels.INTERPRETED else None
 
 

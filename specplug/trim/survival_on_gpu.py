@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from specplug.types.draft import Draft
 from specplug.types.plan import LEVELS, TrimLimits
+from specplug.types.step import Draft
 
 INTERPRETED: bool = knobs.runtime.interpret is True
 """Whether Triton's interpreter runs the kernel, on any device: Triton decides this where a kernel is defined."""

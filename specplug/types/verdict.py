@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specplug.types.draft import Draft
+from specplug.types.step import Draft
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specplug.interfaces import Verifier
 from specplug.types.caps import Distribution, VerifierCaps
-from specplug.types.draft import Draft
+from specplug.types.step import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 from specplug.verify.target import target_probs
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import PluginContext, Verifier
-from specplug.types.draft import Draft
+from specplug.types.step import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 from specplug.verify.draft_distribution import column_probs, probs_of, was_drawn
 from specplug.verify.reference import ReferenceVerifier

@@ -26,7 +26,8 @@ from torch.nn.functional import pad
 from specplug.errors import ContractError
 from specplug.interfaces import PluginContext, Verifier
 from specplug.types.caps import Distribution
-from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.draft import NO_TOKEN
+from specplug.types.step import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 from specplug.verify.draft_distribution import column_probs, normalised, probs_of, scattered, was_drawn
 from specplug.verify.target import target_probs

@@ -12,16 +12,15 @@ from torch import Tensor
 from specplug.assembly import build_draft_stage
 from specplug.faults import FaultGuard
 from specplug.interfaces import PluginContext
-from specplug.pipeline.device.columns import Launches
-from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
-from specplug.runtime.draft_report import NO_DRAFTS
-from specplug.runtime.slots import RunningRequest, SlotAllocator
 from specplug.settings.model import Settings
+from specplug.steps.draft_report import NO_DRAFTS
+from specplug.steps.draft_stage import DraftStage
+from specplug.steps.kernels.columns import Launches
+from specplug.steps.slots import RunningRequest, SlotAllocator
 from specplug.types.caps import EngineCaps, Ragged
-from specplug.types.draft import Draft
-from specplug.types.plan import StepPlan
 from specplug.types.request import BEGINS, Request, RequestEvent
+from specplug.types.step import Draft, StepPlan
 from specplug_sglang.scheduler.batches import BatchRows, Decoding
 from specplug_sglang.scheduler.device_drafts import DeviceDrafts
 from specplug_sglang.scheduler.drafts import StageDrafts

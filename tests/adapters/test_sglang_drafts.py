@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.trim import SurvivalTrimmer
-from specplug.types.plan import StepPlan
+from specplug.steps.trim import SurvivalTrimmer
+from specplug.types.step import StepPlan
 from tests.adapters.sglang_engine import DRAFT_LENGTH, Engine, run
-from tests.runtime.oracle import Scripted, random_script, scripted_stage
+from tests.steps.oracle import Scripted, random_script, scripted_stage
 
 
 @settings(max_examples=50, deadline=None)

@@ -8,7 +8,7 @@ import pytest
 
 from specplug.cost.measuring import Measurement
 from specplug.cost.store import StartCosts
-from specplug.types.plan import StepCost
+from specplug.types.step import StepCost
 from specplug_sglang.scheduler.start_costs import on_rank_0
 
 COSTS = (StepCost(1, 1, 0, 0, 0.5),)

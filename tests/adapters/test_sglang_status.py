@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from specplug.errors import EngineError, SettingsError
 from specplug.metrics import SpecMetrics
 from specplug.operator.control import parse_order
-from specplug.types.verdict import Verdict
+from specplug.types.step import Verdict
 from specplug_sglang import status
 from specplug_sglang.scheduler.drafts import PERIOD, Counts
 

@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_leaves
 from specplug.errors import EngineError
 from specplug.requests import wire
 from specplug.requests.clients import isolation_key
-from specplug.runtime.slots import MAX_STOP_IDS
+from specplug.steps.slots import MAX_STOP_IDS
 from specplug.testing.batches import POISON
 from specplug.types.caps import DraftLengthChange, EngineCaps
-from specplug.types.draft import Draft
 from specplug.types.request import Reference, RequestOptions
+from specplug.types.step import Draft
 from specplug_sglang import requests
 from specplug_sglang.config import LADDER, ladder_up_to, largest_batches, least_captured, needed_batches
 from specplug_sglang.requests import prompt_of, running_request, served_plainly

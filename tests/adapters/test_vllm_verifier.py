@@ -19,8 +19,8 @@ from specplug.errors import EngineError
 from specplug.metrics import LossyCounts, SpecMetrics
 from specplug.plugins.specs import VerifierSpec
 from specplug.types.caps import Distribution, VerifierCaps
-from specplug.types.draft import Draft
 from specplug.types.request import RequestOptions
+from specplug.types.step import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Verification
 from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from specplug.metrics import SpecMetrics
-from specplug.runtime.draft_report import DraftReport
 from specplug.seams.seam import hook
+from specplug.steps.draft_report import DraftReport
 from specplug_vllm import step_metadata
 from specplug_vllm.worker import hooks
 from specplug_vllm.worker.drafting import Drafting

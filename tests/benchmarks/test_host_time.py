@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.host_time import _again, _record
-from specplug.runtime.step_planner import UNREPORTED
+from specplug.steps.step_planner import UNREPORTED
 
 
 class Planner:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.cost.measuring import REPEATS, Measurement, StepLimits, StepSize, measure, step_sizes
-from specplug.types.plan import StepCost
+from specplug.types.step import StepCost
 
 FREE = StepLimits(requests=32, tokens=2048, draft_lengths=range(16))
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.cost import StepCosts
-from specplug.types.plan import StepCost
+from specplug.types.step import StepCost
 
 
 def flat(tokens: float) -> float:

@@ -10,7 +10,7 @@ import pytest
 
 from specplug.cost.measuring import Measurement
 from specplug.cost.store import ASSUMED, cost_file, costs_at_start
-from specplug.types.plan import StepCost
+from specplug.types.step import StepCost
 
 KEY = {"model": "a", "threads": 1}
 COSTS = (StepCost(1, 1, 256, 0, 0.02), StepCost(1, 4, 256, 3, 0.03))

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from specplug.draft_model.loop import Graphs
-from tests.pipeline.test_no_sync import COPIES_IN, READS_BACK
+from tests.steps.test_no_sync import COPIES_IN, READS_BACK
 
 
 class _Recorder(TorchDispatchMode):

@@ -34,7 +34,6 @@ def device_kernels(*, interpreted: bool) -> Iterator[ModuleType]:
     with ExitStack() as stack:
         names = ("begin_kernel", "finish_kernel", "kernels")
         found = [
-            stack.enter_context(imported_anew(f"specplug.pipeline.device.{it}", interpreted=interpreted))
-            for it in names
+            stack.enter_context(imported_anew(f"specplug.steps.kernels.{it}", interpreted=interpreted)) for it in names
         ]
         yield found[-1]

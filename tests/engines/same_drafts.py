@@ -13,9 +13,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from specplug.pipeline.tracer import StepTracer
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import ProposerSpec
+from specplug.steps.tracer import StepTracer
 from specplug.testing.driver import Driver
 from specplug.trace import TraceRow, TraceWriter
 from tests.engines.launch import PLUGINS

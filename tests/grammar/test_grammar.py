@@ -18,9 +18,9 @@ from specplug.metrics import SpecMetrics
 from specplug.testing.batches import make_batch
 from specplug.text.request_tokenizer import JumpForwardTokenizer
 from specplug.types.caps import Distribution
-from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.draft import NO_TOKEN
 from specplug.types.paths import ROOT
-from specplug.types.verdict import Outcome, Verdict
+from specplug.types.step import Draft, Outcome, Verdict
 
 VOCAB, END = 8, 7
 TEXT = [1, 2]

@@ -16,14 +16,13 @@ import torch
 from specplug.grammar.drafts import complete
 from specplug.grammar.states import AllowedState
 from specplug.interfaces import Trimmer
+from specplug.steps.trim import SurvivalTrimmer
 from specplug.testing.batches import make_batch
-from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import Distribution, EngineCaps
-from specplug.types.draft import Draft
-from specplug.types.plan import StepPlan
+from specplug.types.step import Draft, StepPlan
 from specplug_vllm.worker.drafting import Drafting
-from tests.pipeline.tools import Recorder, rig_of
-from tests.trim.tools import each_costs
+from tests.steps.tools import Recorder, rig_of
+from tests.steps.trim_tools import each_costs
 
 DRAWN_FROM = torch.tensor([0.6, 0.1, 0.3], dtype=torch.float64)
 

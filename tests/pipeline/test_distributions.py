@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.types.caps import Distribution, EngineCaps
-from tests.pipeline.tools import SLOTS, VOCAB, Recorder, Rig, drafts, rig_of, rows
+from tests.steps.tools import SLOTS, VOCAB, Recorder, Rig, drafts, rig_of, rows
 from tests.verify.full_probs import full_probs
 
 ONE_HOT, PROBS, LOGITS = Distribution.ONE_HOT, Distribution.PROBS, Distribution.LOGITS

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.pipeline.expected import UNIT, survival_sums
-from specplug.types.draft import Draft
+from specplug.steps.draft_report import UNIT, survival_sums
+from specplug.types.step import Draft
 
 LONGEST = 4
 LEVELS = st.integers(0, 16).map(lambda level: level / 16)  # whose products are exact

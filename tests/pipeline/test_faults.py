@@ -7,7 +7,7 @@ import torch
 
 from specplug.types.caps import EngineCaps
 from specplug.types.request import EngineEvent
-from tests.pipeline.tools import VOCAB, Recorder, Rig, count_up, draft_nothing, drafts, int32, rig_of, rows, started
+from tests.steps.tools import VOCAB, Recorder, Rig, count_up, draft_nothing, drafts, int32, rig_of, rows, started
 
 TENSORS = ["token_ids", "lengths", "confidence", "source", "base_len"]
 NAN, INF = float("nan"), float("inf")

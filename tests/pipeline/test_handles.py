@@ -13,13 +13,12 @@ import pytest
 
 from specplug.errors import ContractError
 from specplug.faults import LateDraft
-from specplug.pipeline.handles import MOST_QUEUED, HostHandle
+from specplug.steps.handles import MOST_QUEUED, HostHandle
 from specplug.testing.batches import make_batch
-from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, Lifecycle, Reference, Request, RequestEvent
+from specplug.types.step import Draft, Outcome, Verdict
 from specplug.types.tensors import to_host
-from specplug.types.verdict import Outcome, Verdict
-from tests.pipeline.tools import VOCAB, Recorder, Rig, count_up, drafts, host_handle, int32, started
+from tests.steps.tools import VOCAB, Recorder, Rig, count_up, drafts, host_handle, int32, started
 
 SOON = 0.01  # seconds; a deadline that a blocked proposer misses, however long it is
 PATIENCE = 60.0  # seconds until a test that waits in vain fails

@@ -14,13 +14,14 @@ from specplug.assembly import build_plan_stage
 from specplug.errors import PluginError
 from specplug.faults import FaultGuard
 from specplug.interfaces import Planner, PluginContext
-from specplug.pipeline.plan import JoinedPlanner, PlanStage, checked_costs, joined
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import PolicySpec, trimming
 from specplug.settings import Settings
-from specplug.trim import SurvivalTrimmer
+from specplug.steps.plan_stage import JoinedPlanner, PlanStage, checked_costs, joined
+from specplug.steps.trim import SurvivalTrimmer
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import MAX_COST_POINTS, CostPoint, HostStats, RequestStats, StepPlan, StepReport
+from specplug.types.plan import HostStats, RequestStats, StepReport
+from specplug.types.step import MAX_COST_POINTS, CostPoint, StepPlan
 
 NAMES = ("a", "b", "c", "d")
 

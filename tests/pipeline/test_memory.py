@@ -12,12 +12,12 @@ import specplug_fixed.plugin
 from specplug.assembly import build_draft_stage
 from specplug.errors import PluginError
 from specplug.interfaces import PluginContext
-from specplug.pipeline import memory
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec, hookimpl
 from specplug.settings import Settings
+from specplug.steps import memory
 from specplug.types.caps import EngineCaps, ProposerCaps
-from tests.pipeline.tools import Recorder
+from tests.steps.tools import Recorder
 
 GIB = 1 << 30
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specplug.pipeline.handles import HostHandle
+from specplug.steps.handles import HostHandle
 from specplug.types.request import Lifecycle
-from specplug.types.verdict import Outcome
-from tests.pipeline.tools import SLOTS, VOCAB, Recorder, Rig, drafts, int32, newest, work_on_tensors
+from specplug.types.step import Outcome
+from tests.steps.tools import SLOTS, VOCAB, Recorder, Rig, drafts, int32, newest, work_on_tensors
 
 DRAFT_LENGTH, MAX_CONSECUTIVE, COOLDOWN = 4, 2, 2
 KINDS = {

@@ -10,15 +10,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specplug.interfaces import Proposer
-from specplug.pipeline.draft import DraftStage
-from specplug.trim import SurvivalTrimmer
-from specplug.types.batch import EngineBatch
+from specplug.steps.draft_stage import DraftStage
+from specplug.steps.trim import SurvivalTrimmer
 from specplug.types.caps import Distribution, EngineCaps, ProposerCaps
-from specplug.types.plan import StepPlan, TrimLimits
+from specplug.types.plan import TrimLimits
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
-from specplug.types.verdict import Outcome
-from tests.pipeline.tools import int32, stage_of, work_on_tensors
-from tests.trim.tools import each_costs
+from specplug.types.step import EngineBatch, Outcome, StepPlan
+from tests.steps.tools import int32, stage_of, work_on_tensors
+from tests.steps.trim_tools import each_costs
 
 VOCAB, SLOTS, LENGTH, DRAFT_LENGTH = 32, 4, 48, 4
 

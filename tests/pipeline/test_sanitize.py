@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.pipeline.buffers import sanitize_arrays, sanitize_tensors
-from specplug.types.draft import Draft
-from tests.trim.tools import bits
+from specplug.steps.sanitize import sanitize_arrays, sanitize_tensors
+from specplug.types.step import Draft
+from tests.steps.trim_tools import bits
 
 VOCAB = 5
 NUMBERS = (-(2**31), -2, -1, 0, 1, 2, 3, VOCAB - 1, VOCAB, 2**31 - 1)

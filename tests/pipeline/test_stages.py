@@ -9,11 +9,11 @@ import torch
 
 from specplug.faults import FaultGuard
 from specplug.interfaces import Planner
-from specplug.pipeline.plan import PlanStage
+from specplug.steps.plan_stage import PlanStage
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import CostPoint, HostStats, StepCost, StepPlan, StepReport
-from specplug.types.verdict import Outcome
-from tests.pipeline.tools import Recorder, Rig, drafts, int32, rig_of, rows, started
+from specplug.types.plan import HostStats, StepReport
+from specplug.types.step import CostPoint, Outcome, StepCost, StepPlan
+from tests.steps.tools import Recorder, Rig, drafts, int32, rig_of, rows, started
 
 
 @pytest.fixture(params=["device", "host"])

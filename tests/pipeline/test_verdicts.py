@@ -8,8 +8,8 @@ import pytest
 
 from specplug.interfaces import Trimmer
 from specplug.trace import TraceWriter, read_trace
-from tests.pipeline.tools import VOCAB, Recorder, drafts, planted, rig_of, rows, started
-from tests.trim.tools import each_costs
+from tests.steps.tools import VOCAB, Recorder, drafts, planted, rig_of, rows, started
+from tests.steps.trim_tools import each_costs
 
 TENSORS = ("token_ids", "lengths", "confidence", "source", "base_len")
 

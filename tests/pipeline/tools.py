@@ -14,19 +14,19 @@ from specplug import metrics
 from specplug.faults import FaultGuard
 from specplug.interfaces import Proposer, Trimmer
 from specplug.metrics import SpecMetrics
-from specplug.pipeline import buffers, by_slot, runner
-from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.handles import HostHandle, make_handle
 from specplug.plugins.specs import ProposerSpec
+from specplug.steps import draft_buffers as buffers
+from specplug.steps import in_flight as by_slot
+from specplug.steps import proposer_runner as runner
+from specplug.steps import trim as survival
+from specplug.steps.draft_stage import DraftStage
+from specplug.steps.handles import HostHandle, make_handle
+from specplug.steps.trim import SurvivalTrimmer
 from specplug.testing.batches import make_batch
 from specplug.trace import TraceWriter
-from specplug.trim import SurvivalTrimmer, survival
-from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps, ProposerCaps
-from specplug.types.draft import Draft
-from specplug.types.plan import CostPoint, StepPlan
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
-from specplug.types.verdict import Outcome, Verdict
+from specplug.types.step import CostPoint, Draft, EngineBatch, Outcome, StepPlan, Verdict
 
 CPU = torch.device("cpu")
 VOCAB = 64

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
+from specplug.types.plan import HostStats, StepReport
+from specplug.types.step import StepCost, StepPlan
 
 
 class LateServer:

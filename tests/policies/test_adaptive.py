@@ -18,7 +18,8 @@ from specplug.plugins.specs import PolicySpec
 from specplug.testing import PolicyContract
 from specplug.testing.policy_harness import ENGINES
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
-from specplug.types.plan import CostPoint, HostStats, RequestStats, StepCost, StepPlan, StepReport
+from specplug.types.plan import HostStats, RequestStats, StepReport
+from specplug.types.step import CostPoint, StepCost, StepPlan
 from specplug_adaptive import plugin
 from specplug_adaptive.acceptance import RequestAcceptance
 from specplug_adaptive.policy import AdaptiveOptions, AdaptivePlanner, NoCaps, build, worthwhile

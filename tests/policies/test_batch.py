@@ -16,7 +16,8 @@ from specplug.plugins.registry import Owner, Registry, default_registry
 from specplug.plugins.specs import PolicySpec
 from specplug.settings import CONFIG_VARIABLE, load_settings
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
-from specplug.types.plan import HostStats, RequestStats, StepCost
+from specplug.types.plan import HostStats, RequestStats
+from specplug.types.step import StepCost
 from specplug_batch import plugin
 from specplug_batch.options import BatchOptions
 from specplug_batch.plugin import build

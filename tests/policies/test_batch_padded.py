@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from specplug.interfaces import PluginContext
-from specplug.runtime.step_planner import REPORT_EVERY
+from specplug.steps.step_planner import REPORT_EVERY
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
-from specplug.types.plan import HostStats, StepCost, StepReport
+from specplug.types.plan import HostStats, StepReport
+from specplug.types.step import StepCost
 from specplug_batch.acceptance import ReportedLengths
 from specplug_batch.options import BatchOptions
 from specplug_batch.pace import TRIAL_STEPS

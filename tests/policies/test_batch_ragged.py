@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from specplug.interfaces import PluginContext
-from specplug.pipeline.plan import checked_costs
-from specplug.trim import best_count
+from specplug.steps.plan_stage import checked_costs
+from specplug.steps.trim import best_count
 from specplug.types.caps import EngineCaps, Ragged
-from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
+from specplug.types.plan import HostStats, StepReport
+from specplug.types.step import StepCost, StepPlan
 from specplug_batch.options import BatchOptions
 from specplug_batch.pace import DECIDE_EVERY, TRIAL_STEPS
 from specplug_batch.ragged import RaggedPlanner

@@ -7,7 +7,7 @@ from specplug.errors import SettingsError
 from specplug.interfaces import Planner, PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec
-from specplug.trim import SurvivalTrimmer
+from specplug.steps.trim import SurvivalTrimmer
 from specplug.types.caps import DraftLengthChange, EngineCaps
 from specplug.types.plan import HostStats, RequestStats
 from specplug_fixed import plugin

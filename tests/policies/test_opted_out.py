@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from specplug.interfaces import PluginContext
-from specplug.runtime.step_planner import Bounds, StepPlanner
+from specplug.operator.server_planner import ServerPlanner
 from specplug.settings import load_settings
+from specplug.steps.step_planner import Bounds
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
-from specplug.types.plan import StepCost
+from specplug.types.step import StepCost
 
 NATIVE = EngineCaps(8, ragged=Ragged.NATIVE)
 PADDED = EngineCaps(8, ragged=Ragged.PADDED, draft_length_change=DraftLengthChange.CAPTURED)
@@ -33,7 +34,7 @@ class Server:
         policy, caps = KINDS[kind]
         found = load_settings({"policy": policy, "num_speculative_tokens": 8}, env={})
         context = PluginContext(caps)
-        self.planner: StepPlanner[Row] = StepPlanner(
+        self.planner: ServerPlanner[Row] = ServerPlanner(
             found, context, lambda it: it.name, lambda it: 100, lambda it: Bounds(4000, it.cap)
         )
         self._pads, self._rng, self._now = caps is PADDED, np.random.default_rng(5), 0.0

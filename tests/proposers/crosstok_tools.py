@@ -22,7 +22,7 @@ from specplug.testing.driver import Driver
 from specplug.text.tokenizers import load_tokenizer
 from specplug.text.translate.libraries import byte_alphabet
 from specplug.tools.demo import model_path
-from specplug.types.batch import EngineBatch
+from specplug.types.step import EngineBatch
 from specplug_crosstok import loading, plugin
 from specplug_crosstok.proposer import CrossTok
 

@@ -18,11 +18,9 @@ from specplug.plugins.specs import ProposerSpec, hookimpl
 from specplug.settings.model import Settings
 from specplug.testing.batches import make_batch
 from specplug.types.caps import EngineCaps, ProposerCaps
-from specplug.types.draft import Draft
-from specplug.types.plan import StepPlan
-from specplug.types.verdict import Outcome
+from specplug.types.step import Draft, Outcome, StepPlan
 from specplug_hybrid.proposer import Hybrid
-from tests.pipeline.tools import Recorder, Write, int32
+from tests.steps.tools import Recorder, Write, int32
 
 DRAFT_LENGTH = 8
 SLOTS = 3

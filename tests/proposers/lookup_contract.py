@@ -11,9 +11,8 @@ from specplug.lookup import layout as at
 from specplug.lookup.proposer import LookupProposer
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.contract import ProposerContract
-from specplug.types.batch import EngineBatch
 from specplug.types.caps import ProposerCaps
-from specplug.types.draft import Draft
+from specplug.types.step import Draft, EngineBatch
 
 
 class Unlearning(LookupProposer):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from specplug.draft_model.loop import size_for, sizes
 from specplug.testing.driver import DraftedStep, Driver
-from specplug.types.draft import Draft
+from specplug.types.step import Draft
 from tests.draft_model.recorded import RecordedGraphs
-from tests.pipeline.test_no_sync import Watch
 from tests.proposers.crosstok_tools import FORMS, OTHER, SAME, TEXTS, VOCAB, Warm, options
+from tests.steps.test_no_sync import Watch
 
 
 def started(draft: str = OTHER, kind: type[Driver] = Driver, **more: object) -> Driver:

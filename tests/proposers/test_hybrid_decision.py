@@ -11,8 +11,8 @@ from specplug.testing.batches import make_batch
 from specplug.types.request import EngineEvent, Lifecycle, Request, RequestEvent
 from specplug_hybrid import proposer
 from specplug_hybrid.proposer import _TRIED_EVERY
-from tests.pipeline.tools import draft_nothing
 from tests.proposers.hybrid_tools import DRAFT_LENGTH, Clock, Made, ids, rows
+from tests.steps.tools import draft_nothing
 
 FOUND = rows([5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [], confidence=0.9)  # 3.69 expected
 DRAFTED = rows([5, 6], [1, 2], [3, 4])

@@ -11,8 +11,8 @@ from specplug.interfaces import PluginContext
 from specplug.lookup.proposer import LookupProposer
 from specplug.testing.batches import make_batch
 from specplug.types.caps import EngineCaps
-from specplug.types.draft import Draft
 from specplug.types.request import Lifecycle, Request, RequestEvent
+from specplug.types.step import Draft
 
 SONG = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 OWN, ENGINE = 0, 3

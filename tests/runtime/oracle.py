@@ -15,26 +15,23 @@ from torch import Tensor
 
 from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext, Proposer, Trimmer
-from specplug.pipeline.device.columns import Launches
-from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
-from specplug.pipeline.expected import may_report, survival_sums
 from specplug.plugins.registry import default_registry
-from specplug.runtime.device_steps import DeviceSteps
-from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
-from specplug.runtime.ends import StopDetector
-from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator
 from specplug.settings.model import Faults, Settings
-from specplug.trim import SurvivalTrimmer
-from specplug.types.batch import EngineBatch
+from specplug.steps.device_steps import DeviceSteps
+from specplug.steps.draft_report import NO_DRAFTS, DraftReport, may_report, survival_sums
+from specplug.steps.draft_stage import DraftStage
+from specplug.steps.engine_rows import DraftOutputs, EngineRows
+from specplug.steps.kernels.columns import Launches
+from specplug.steps.rows import Rows
+from specplug.steps.slots import RunningRequest, SlotAllocator
+from specplug.steps.stops import StopDetector
+from specplug.steps.trim import SurvivalTrimmer
 from specplug.types.caps import Distribution, EngineCaps, ProposerCaps
-from specplug.types.draft import Draft
-from specplug.types.plan import StepPlan
 from specplug.types.request import Reference, Request, RequestOptions
-from specplug.types.verdict import Outcome
-from tests.pipeline.tools import stage_of
-from tests.pipeline.transfers import POISON, view_of
-from tests.trim.tools import random_costs
+from specplug.types.step import Draft, EngineBatch, Outcome, StepPlan
+from tests.steps.tools import stage_of
+from tests.steps.transfers import POISON, view_of
+from tests.steps.trim_tools import random_costs
 
 CPU = torch.device("cpu")
 SLOTS, LENGTH, VOCAB, DRAFT_LENGTH = 4, 160, 5, 3
@@ -93,7 +90,7 @@ class Engine:
         self.lengths = torch.zeros(SLOTS, dtype=torch.int32, device=device)
         self.last = torch.zeros(SLOTS, 1, dtype=torch.int64, device=device)
         self._lengths = [0] * SLOTS  # so that no step reads from the device
-        self._facts: RowFacts | None = None
+        self._facts: Rows | None = None
         self.by_kernels: Callable[[], bool] = lambda: True
         self.reports_expected = self.forgets = False
         self.reports: list[Any] = []
@@ -154,9 +151,9 @@ class Engine:
         """Take a step without drafts, in which some of the rows emitted a token."""
         self.stage.metrics.record_on_host(emitted)
 
-    def _facts_of(self, names: list[str]) -> RowFacts:
+    def _facts_of(self, names: list[str]) -> Rows:
         if self._facts is None or not self._facts.hold(self.allocator, names):
-            self._facts = RowFacts(self.allocator, names)
+            self._facts = Rows(self.allocator, names)
         return self._facts
 
     def step(self, rows: list[Row], plan: StepPlan) -> DraftOutputs:
@@ -178,7 +175,7 @@ class Engine:
         return outputs
 
     def _step_by_kernels(
-        self, steps: DeviceSteps, facts: RowFacts, columns: Sequence[Tensor], plan: StepPlan, outputs: DraftOutputs
+        self, steps: DeviceSteps, facts: Rows, columns: Sequence[Tensor], plan: StepPlan, outputs: DraftOutputs
     ) -> None:
         slots, emitted, rejected = map(self._view, columns)
         engine = EngineRows(slots, self._view(self.lengths), self.texts, emitted, rejected)
@@ -197,7 +194,7 @@ class Engine:
         """Return integers as an engine may hold them: in either width, anywhere in its memory."""
         return view_of(self._layout, numbers.to(self._layout.choice([torch.int32, torch.int64])))
 
-    def _step_of_stage(self, facts: RowFacts, columns: Sequence[Tensor], plan: StepPlan, outputs: DraftOutputs) -> None:
+    def _step_of_stage(self, facts: Rows, columns: Sequence[Tensor], plan: StepPlan, outputs: DraftOutputs) -> None:
         out, confidence, lengths, parents, from_engine = outputs
         out[:], confidence[:] = self.last[columns[0]].expand_as(out), 0
         if from_engine is not None:
@@ -221,7 +218,7 @@ class Engine:
                 others = [k for k in range(count) if draft.source[place, k] != len(self.proposer.sources) - 1]
                 from_engine[row] = min([*others, count])
 
-    def _draft_of_stage(self, facts: RowFacts, columns: Sequence[Tensor], plan: StepPlan) -> Draft:
+    def _draft_of_stage(self, facts: Rows, columns: Sequence[Tensor], plan: StepPlan) -> Draft:
         slots, emitted, rejected = columns
         rows, lengths = self.allocator.slots.rows(slots), self.lengths[slots]
         batch = EngineBatch(

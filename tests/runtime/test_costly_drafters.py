@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from specplug.interfaces import PluginContext
-from specplug.runtime.step_planner import Bounds, StepPlanner
+from specplug.operator.server_planner import ServerPlanner
 from specplug.settings import load_settings
 from specplug.settings.sources import ResolvedSettings
-from specplug.trim import best_count
+from specplug.steps.step_planner import Bounds
+from specplug.steps.trim import best_count
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
-from specplug.types.plan import StepCost, StepPlan
+from specplug.types.step import StepCost, StepPlan
 
 REQUESTS, LONGEST = ("a", "b", "c", "d"), 15
 PLAIN, PER_TOKEN = 6e-3, 2e-4  # seconds of a step without drafts, and of each draft token that it verifies
@@ -20,10 +21,12 @@ RAGGED = EngineCaps(LONGEST)
 PADDED = EngineCaps(LONGEST, ragged=Ragged.PADDED, draft_length_change=DraftLengthChange.FREE)
 
 
-def planner_of(caps: EngineCaps) -> StepPlanner[str]:
+def planner_of(caps: EngineCaps) -> ServerPlanner[str]:
     settings = load_settings({"policy": "batch", "num_speculative_tokens": LONGEST}, env={}).settings
     found = ResolvedSettings(settings=settings, origins={})
-    return StepPlanner(found, PluginContext(caps, max_slots=8), str, lambda name: 100, lambda name: Bounds(1000, None))
+    return ServerPlanner(
+        found, PluginContext(caps, max_slots=8), str, lambda name: 100, lambda name: Bounds(1000, None)
+    )
 
 
 def verified_of(plan: StepPlan) -> list[int]:
@@ -33,7 +36,7 @@ def verified_of(plan: StepPlan) -> list[int]:
     return [(count + len(REQUESTS) - 1 - row) // len(REQUESTS) for row in range(len(REQUESTS))]
 
 
-def rate_of(planner: StepPlanner[str], steps: int, per_draft: float, *, pads: bool) -> float:
+def rate_of(planner: ServerPlanner[str], steps: int, per_draft: float, *, pads: bool) -> float:
     """Return the tokens per second of the last half of the steps, relative to no speculation.
 
     A step verifies the drafts of the plan before, and then drafts for the newest plan, which takes `per_draft` a token.

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.metrics import NO_SOURCE, SpecMetrics
-from specplug.runtime.outcome_counts import OutcomeCounts
-from specplug.types.verdict import Verdict
+from specplug.steps.outcome_counts import OutcomeCounts
+from specplug.types.step import Verdict
 
 LONGEST = 4
 ROWS = st.integers(0, LONGEST).flatmap(lambda verified: st.tuples(st.just(verified), st.integers(0, verified)))

@@ -14,9 +14,9 @@ from torch import Tensor
 from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
 from specplug.lookup.proposer import LookupProposer
-from specplug.runtime.rank_check import CHECKED_EVERY, RankCheck
+from specplug.steps.rank_check import CHECKED_EVERY, RankCheck
 from specplug.types.caps import EngineCaps
-from tests.pipeline.test_no_sync import Watch
+from tests.steps.test_no_sync import Watch
 
 
 class Ranks:

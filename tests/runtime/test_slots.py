@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from specplug.runtime.slots import NO_CAP, RowFacts, RunningRequest, SlotAllocator, SlotTable
+from specplug.steps.rows import Rows
+from specplug.steps.slots import NO_CAP, RunningRequest, SlotAllocator, SlotTable
 from specplug.types.request import Lifecycle, Request, RequestOptions
 
 CPU = torch.device("cpu")
@@ -38,11 +39,11 @@ def test_an_ignored_request_is_in_no_batch_and_nobody_is_reported_of_it():
     places.start(running_request("a"))
     places.ignore("b")
     places.start(running_request("c"))
-    facts = RowFacts(places, ["b", "a", "c"])
+    facts = Rows(places, ["b", "a", "c"])
     assert (facts.names, facts.kept) == (("a", "c"), [1, 2])
     assert facts.hold(places, ["b", "a", "c"])
-    assert RowFacts(places, ["b"]).kept == []
-    assert RowFacts(places, ["c", "a"]).kept is None
+    assert Rows(places, ["b"]).kept == []
+    assert Rows(places, ["c", "a"]).kept is None
     places.preempt("b")
     places.resume("b")
     places.finish("b", aborted=False)
@@ -55,5 +56,5 @@ def test_a_name_may_come_back_as_a_request_that_drafts():
     places = SlotAllocator(4, CPU, lambda event: None)
     places.ignore("b")
     places.start(running_request("b"))
-    facts = RowFacts(places, ["b"])
+    facts = Rows(places, ["b"])
     assert (facts.names, facts.kept) == (("b",), None)

@@ -1,4 +1,4 @@
-"""StepPlanner: when it calls a planner, what it makes of the plans, and what it reports of steps."""
+"""ServerPlanner: when it calls a planner, what it makes of the plans, and what it reports of steps."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import pytest
 
 from specplug.faults import FaultGuard
 from specplug.interfaces import Planner, PluginContext
-from specplug.pipeline.plan import OFF, PlanStage
-from specplug.runtime.draft_report import DraftReport
-from specplug.runtime.step_planner import REPORT_EVERY, UNREPORTED, Bounds, StepPlanner
+from specplug.operator.server_planner import ServerPlanner
 from specplug.settings import load_settings
 from specplug.settings.sources import ResolvedSettings
+from specplug.steps.draft_report import DraftReport
+from specplug.steps.plan_stage import OFF, PlanStage
+from specplug.steps.step_planner import REPORT_EVERY, UNREPORTED, Bounds
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import RequestStats, StepCost, StepPlan, StepReport
-from tests.trim.tools import each_costs
+from specplug.types.plan import RequestStats, StepReport
+from specplug.types.step import StepCost, StepPlan
+from tests.steps.trim_tools import each_costs
 
 CAPS = EngineCaps(8)
 COSTS = each_costs(0.5)
@@ -72,13 +74,13 @@ def built(monkeypatch):
 
     def build(planner, identify=str):
         stage = PlanStage(planner, CAPS, FaultGuard("policy"))
-        monkeypatch.setattr("specplug.runtime.step_planner.build_plan_stage", lambda *_: stage)
+        monkeypatch.setattr("specplug.operator.server_planner.build_plan_stage", lambda *_: stage)
         found = ResolvedSettings(settings=load_settings(env={}).settings, origins={})
 
         def bounds(name):
             return Bounds(100, OWN_CAPS.get(name[0]))
 
-        return StepPlanner(found, PluginContext(CAPS), identify, lambda name: 10 * len(name), bounds)
+        return ServerPlanner(found, PluginContext(CAPS), identify, lambda name: 10 * len(name), bounds)
 
     return build
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from specplug.runtime.ends import tokens_before_stop
+from specplug.steps.stops import tokens_before_stop
 
 PIECES = [b"", b"a", b"ab", b"b", b"ba", b" ", b"\n", "東".encode(), b"\xe6", b"\x9d", b"\xb1", b"\x9d\xb1a", b"a\xe6"]
 """What tokens spell: nothing (special ones), letters, and a character cut across tokens."""

@@ -17,13 +17,11 @@ from torch import Tensor
 from specplug.interfaces import Planner, PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec
+from specplug.steps.trim import SurvivalTrimmer, rank_tokens
 from specplug.testing.policy_contract import PolicyContract
-from specplug.trim import SurvivalTrimmer, rank_tokens
-from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
-from specplug.types.draft import Draft
-from specplug.types.plan import CostPoint, HostStats, StepCost, StepPlan, StepReport, TrimLimits
-from specplug.types.verdict import Verdict
+from specplug.types.plan import HostStats, StepReport, TrimLimits
+from specplug.types.step import CostPoint, Draft, EngineBatch, StepCost, StepPlan, Verdict
 from tests.testing.clauses import clauses, code_block
 
 

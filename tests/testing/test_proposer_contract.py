@@ -19,11 +19,9 @@ from specplug.testing.batches import POISON, make_batch
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
 from specplug.testing.wrappers import StagedProposer
-from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps
-from specplug.types.draft import Draft
 from specplug.types.request import Lifecycle
-from specplug.types.verdict import Verdict
+from specplug.types.step import Draft, EngineBatch, Verdict
 from tests.testing.clauses import clauses, code_block
 
 LEARNS = ProposerCaps(needs_host=True, learns=True)

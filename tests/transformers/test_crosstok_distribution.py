@@ -23,9 +23,9 @@ import specplug.plugins.builtin
 import specplug_fixed.plugin
 import specplug_hybrid.proposer
 from specplug.metrics import SpecMetrics
-from specplug.pipeline import buffers
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec, hookimpl
+from specplug.steps import draft_buffers as buffers
 from specplug.tools.demo import model_path
 from specplug_crosstok import drawing
 from specplug_crosstok.acceptance import TEXTS

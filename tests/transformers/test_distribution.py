@@ -12,9 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specplug.interfaces import PluginContext, Proposer
 from specplug.plugins.specs import ProposerSpec
-from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps
-from specplug.types.draft import Draft
+from specplug.types.step import Draft, EngineBatch
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 from tests.transformers import toys
 from tests.transformers.conftest import assert_plain, exact_distribution, g_test_of, kept_after, requests_of

@@ -30,10 +30,9 @@ from specplug.host import HostProposer
 from specplug.interfaces import PluginContext, Proposer
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec, VerifierSpec, hookimpl
-from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
-from specplug.types.draft import Draft
 from specplug.types.request import Event
+from specplug.types.step import Draft, EngineBatch
 from tests.mutants import LOSSY_MUTANTS
 
 VOCAB = 96

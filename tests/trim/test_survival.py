@@ -13,11 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.trim import SurvivalTrimmer, admitted, best_count
-from specplug.types.draft import Draft
+from specplug.steps.trim import SurvivalTrimmer, admitted, best_count
 from specplug.types.paths import ROOT
-from specplug.types.plan import CostPoint, TrimLimits, first_rise
-from tests.trim.tools import Case, bits, random_case
+from specplug.types.plan import TrimLimits, first_rise
+from specplug.types.step import CostPoint, Draft
+from tests.steps.trim_tools import Case, bits, random_case
 
 
 def admitted_by_trial(case: Case) -> torch.Tensor:

@@ -7,9 +7,9 @@ from random import Random
 
 import torch
 
-from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
-from specplug.types.plan import CostPoint, TrimLimits
+from specplug.types.plan import TrimLimits
+from specplug.types.step import CostPoint, Draft
 
 EXTREMES = (0.0, -0.0, 1.0, 0.5, 1e-40)
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from specplug.errors import ContractError, SettingsError
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing import batches
-from specplug.types.batch import Barrier, EngineBatch
+from specplug.types.batch import Barrier
 from specplug.types.caps import DraftLengthChange, EngineCaps, ProposerCaps
 from specplug.types.request import Request
+from specplug.types.step import EngineBatch, Outcome, Verdict
 from specplug.types.tensors import to_device, to_host
-from specplug.types.verdict import Outcome, Verdict
 
 JUNK = 99999
 

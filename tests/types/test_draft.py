@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from specplug.errors import ContractError
 from specplug.types.caps import Distribution
-from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.draft import NO_TOKEN
 from specplug.types.paths import ROOT
+from specplug.types.step import Draft
 
 DRAFT_LENGTH = 7
 NAN = float("nan")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specplug.types.draft import Draft
+from specplug.types.step import Draft
 from specplug.verify.draft_distribution import column_probs, scattered, was_drawn
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from specplug.errors import ContractError
 from specplug.testing.batches import VerifyStep
 from specplug.types.caps import Distribution
-from specplug.types.draft import Draft
+from specplug.types.step import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
 from specplug.verify.draft_distribution import was_drawn, write_probs
 from specplug.verify.random import uniforms

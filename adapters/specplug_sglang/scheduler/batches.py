@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specplug.runtime.slots import RowFacts, SlotAllocator, SlotRows
-from specplug.types.batch import EngineBatch
-from specplug.types.plan import StepPlan
+from specplug.steps.rows import Rows
+from specplug.steps.slots import SlotAllocator, SlotRows
+from specplug.types.step import EngineBatch, StepPlan
 from specplug_sglang.config import resolved_args
 from specplug_sglang.verification.trees import TokenTable, Verification, on_device
 
@@ -28,7 +28,7 @@ class BatchRows:
     """
 
     def __init__(self, allocator: SlotAllocator, reqs: Sequence[Any], device: torch.device) -> None:
-        self.facts = RowFacts(allocator, [req.rid for req in reqs])
+        self.facts = Rows(allocator, [req.rid for req in reqs])
         self._reqs = list(reqs)
         self._slots = allocator.slots
         self._device = device

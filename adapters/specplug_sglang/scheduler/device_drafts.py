@@ -16,17 +16,16 @@ from torch import Tensor
 from specplug.assembly import build_draft_stage
 from specplug.faults import FaultGuard
 from specplug.interfaces import PluginContext
-from specplug.pipeline.device.columns import Launches, launches_for
-from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
-from specplug.runtime.device_steps import DeviceSteps
-from specplug.runtime.slots import SlotAllocator, SlotTable
 from specplug.settings.model import Settings
+from specplug.steps.device_steps import DeviceSteps
+from specplug.steps.draft_stage import DraftStage
+from specplug.steps.engine_rows import DraftOutputs, EngineRows
+from specplug.steps.kernels.columns import Launches, launches_for
+from specplug.steps.slots import SlotAllocator, SlotTable
 from specplug.types.caps import EngineCaps
-from specplug.types.draft import Draft
-from specplug.types.plan import NO_SPECULATION, StepPlan
 from specplug.types.request import Event
+from specplug.types.step import NO_SPECULATION, Draft, StepPlan
 from specplug_sglang.scheduler.batches import BatchRows, Decoding
 from specplug_sglang.scheduler.drafts import StageDrafts
 from specplug_sglang.scheduler.grammar import GrammarCompleter

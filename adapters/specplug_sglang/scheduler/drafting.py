@@ -13,11 +13,11 @@ from torch import Tensor
 
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
-from specplug.runtime.draft_report import NO_DRAFTS
-from specplug.runtime.slots import SlotAllocator
 from specplug.settings.model import Settings
-from specplug.types.draft import Draft
+from specplug.steps.draft_report import NO_DRAFTS
+from specplug.steps.slots import SlotAllocator
 from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, RequestEvent
+from specplug.types.step import Draft
 from specplug_sglang.requests import prompt_of, running_request
 from specplug_sglang.scheduler.batches import BatchRows
 from specplug_sglang.scheduler.device_drafts import build

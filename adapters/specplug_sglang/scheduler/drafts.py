@@ -10,15 +10,11 @@ import torch
 from torch import Tensor
 
 from specplug.metrics import MetricsSnapshot, SpecMetrics
-from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.expected import may_report, survival_sums
-from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
-from specplug.runtime.ends import StopDetector
-from specplug.types.batch import EngineBatch
+from specplug.steps.draft_report import NO_DRAFTS, DraftReport, may_report, survival_sums
+from specplug.steps.draft_stage import DraftStage
+from specplug.steps.stops import StopDetector
 from specplug.types.caps import EngineCaps
-from specplug.types.draft import Draft
-from specplug.types.plan import StepPlan
-from specplug.types.verdict import Outcome, Verdict
+from specplug.types.step import Draft, EngineBatch, Outcome, StepPlan, Verdict
 from specplug_sglang.scheduler.batches import BatchRows, Decoding
 from specplug_sglang.scheduler.grammar import GrammarCompleter
 from specplug_sglang.verification.trees import TokenTable, on_device

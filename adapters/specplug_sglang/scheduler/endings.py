@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from specplug.runtime.ends import tokens_before_stop
+from specplug.steps.stops import tokens_before_stop
 from specplug_sglang.config import is_requested
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from specplug.runtime.outcome_counts import OutcomeCounts
+from specplug.steps.outcome_counts import OutcomeCounts
 from specplug_sglang.config import engine_method, rows_of_pool
 from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler.planned_steps import LaunchedStep, PlannedSteps, VerifiedStep

@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specplug.seams.seam import hook
-from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.draft import NO_TOKEN
+from specplug.types.step import Draft
 from specplug_sglang.config import rows_of_pool
 from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler.batches import Decoding

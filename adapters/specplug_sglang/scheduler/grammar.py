@@ -15,8 +15,7 @@ from specplug.faults import FaultGuard
 from specplug.grammar.drafts import Completer
 from specplug.grammar.states import MaskState
 from specplug.text.request_tokenizer import TAIL, JumpForwardTokenizer
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
+from specplug.types.step import Draft, EngineBatch
 from specplug_sglang.config import resolved_args
 from specplug_sglang.requests import goes_back
 

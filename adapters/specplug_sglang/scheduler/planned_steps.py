@@ -13,10 +13,11 @@ import torch
 
 from specplug.cost.store import StartCosts
 from specplug.interfaces import PluginContext
+from specplug.operator.server_planner import ServerPlanner
 from specplug.requests import wire
-from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
-from specplug.runtime.step_planner import UNREPORTED, Bounds, DraftResult, Launched, StepPlanner, until_stop
-from specplug.types.plan import StepCost
+from specplug.steps.draft_report import NO_DRAFTS, DraftReport
+from specplug.steps.step_planner import UNREPORTED, Bounds, DraftResult, until_stop
+from specplug.types.step import StepCost, StepRecord
 from specplug_sglang.config import engine_caps, least_captured, resolved
 from specplug_sglang.requests import served_plainly, text_length
 
@@ -29,7 +30,7 @@ class LaunchedStep(NamedTuple):
         report: of its drafts, to be read once the results have arrived.
     """
 
-    launched: Launched
+    launched: StepRecord
     reqs: tuple[Any, ...]
     verified: Any
     report: DraftReport = NO_DRAFTS
@@ -45,7 +46,7 @@ class VerifiedStep(NamedTuple):
         report: of the step's drafts.
     """
 
-    launched: Launched
+    launched: StepRecord
     ended: float
     reqs: Sequence[Any]
     before: Sequence[int]
@@ -119,7 +120,7 @@ class PlannedSteps:
             target_config=model_config.hf_config,
             target_tokenizer=tokenizer,
         )
-        self.step_planner: StepPlanner[Any] = StepPlanner(
+        self.step_planner: ServerPlanner[Any] = ServerPlanner(
             self.resolved, self.context, attrgetter("rid"), text_length, self._bounds
         )
         self._launched: deque[LaunchedStep] = deque()
@@ -154,7 +155,7 @@ class PlannedSteps:
     def _report(self, step: VerifiedStep) -> None:
         self._finish(step.launched, step.fates(step.received()), step.ended, step.report)
 
-    def _finish(self, step: Launched, results: Sequence[DraftResult], ended: float, report: DraftReport) -> None:
+    def _finish(self, step: StepRecord, results: Sequence[DraftResult], ended: float, report: DraftReport) -> None:
         """Report a step and its drafts to the planner.  On ranks that do not draft it learns nothing of drafts."""
         self.step_planner.finish(step, results, ended, report)
 
@@ -166,7 +167,7 @@ class PlannedSteps:
         longest = max(plan.draft_length_for(req.rid) for req in reqs)
         return min(least_captured(self.caps, longest), plan.draft_length)
 
-    def _launch(self, reqs: Sequence[Any], draft_length: int) -> Launched:
+    def _launch(self, reqs: Sequence[Any], draft_length: int) -> StepRecord:
         """Return what the planner knows of a step that begins.
 
         A prefill queued before the step may still be running when the step begins, so the step is then not timed.
@@ -177,7 +178,7 @@ class PlannedSteps:
         if planner.is_off:
             return UNREPORTED
         if not planner.reads_costs:
-            return Launched(planner.plan)
+            return StepRecord(planner.plan)
         rows = len(reqs)
         context = sum([len(req.origin_input_ids) + len(req.output_ids) for req in reqs])
         cost = StepCost(rows, rows * (draft_length + 1), context, draft_length, 0.0)

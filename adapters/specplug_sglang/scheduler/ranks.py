@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from specplug.types.draft import Draft
+from specplug.types.step import Draft
 
 
 class RankGroup:

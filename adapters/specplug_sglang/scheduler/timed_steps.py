@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specplug.cost.measuring import StepSize
-from specplug.types.draft import Draft
-from specplug.types.plan import StepCost
+from specplug.types.step import Draft, StepCost
 from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.scheduler.drafts import module_of
 

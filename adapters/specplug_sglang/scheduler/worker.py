@@ -26,7 +26,7 @@ from torch import Tensor
 
 from specplug.errors import EngineError
 from specplug.seams.seam import hook
-from specplug.types.draft import Draft
+from specplug.types.step import Draft
 from specplug_sglang import doctor, seams
 from specplug_sglang.config import largest_batches, resolved_args, rows_of_pool
 from specplug_sglang.requests import finished_prefills

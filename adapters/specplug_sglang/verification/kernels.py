@@ -1,6 +1,6 @@
 """Triton kernels of a step that verifies chains, one program per row; `trees` documents and defines them.
 
-As in `specplug.pipeline.device.kernels`, no argument that changes from step to step is specialised for, and a launch of
+As in `specplug.steps.kernels.launches`, no argument that changes from step to step is specialised for, and a launch of
 0 rows compiles a kernel and runs nothing.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from triton import knobs
 
 from specplug.launching import Launcher, power_of_two
-from specplug.types.draft import Draft
+from specplug.types.step import Draft
 from specplug_sglang.verification import trees
 from specplug_sglang.verification.trees import Accepted, TokenTable, Verification
 

@@ -13,9 +13,9 @@ from typing import Any
 from specplug.faults import FaultGuard
 from specplug.grammar.drafts import SOURCE
 from specplug.grammar.states import MaskState, follow
+from specplug.operator.server_planner import ServerPlanner
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
-from specplug.runtime.step_planner import StepPlanner
 from specplug.text.request_tokenizer import TAIL, JumpForwardTokenizer
 from specplug.types.caps import Distribution
 from specplug_vllm.config import runner_of
@@ -64,7 +64,7 @@ class Grammars:
         constrained: effects of grammars on the drafts that wait to be scheduled, by request id.
     """
 
-    def __init__(self, vllm_config: Any, step_planner: StepPlanner[Any]) -> None:
+    def __init__(self, vllm_config: Any, step_planner: ServerPlanner[Any]) -> None:
         self._step_planner = step_planner
         self._is_v1 = runner_of(vllm_config) == "v1"
         self.adds = self._is_v1 and not _states_distributions(step_planner, vllm_config.device_config.device_type)
@@ -143,7 +143,7 @@ def _may_reason(manager: Any, request: Any) -> bool:
     return not request.structured_output_request.reasoning_ended
 
 
-def _states_distributions(step_planner: StepPlanner[Any], device: str) -> bool:
+def _states_distributions(step_planner: ServerPlanner[Any], device: str) -> bool:
     """Return whether a proposer of the server states draft distributions and the engine accepts them."""
     settings = step_planner.resolved.settings
     specs = (default_registry().get(ProposerSpec, name) for name in (settings.proposer, *settings.extra_proposers))

@@ -14,9 +14,10 @@ from time import perf_counter
 from typing import Any
 
 from specplug.cost.store import UNKNOWN
-from specplug.runtime.step_planner import UNREPORTED, Bounds, DraftResult, Launched, StepPlanner, until_stop
+from specplug.operator.server_planner import ServerPlanner
+from specplug.steps.step_planner import UNREPORTED, Bounds, DraftResult, until_stop
 from specplug.types.caps import DraftLengthChange
-from specplug.types.plan import StepCost, StepPlan
+from specplug.types.step import StepCost, StepPlan, StepRecord
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import plugin_context, required
 from specplug_vllm.requests import DraftRules
@@ -56,7 +57,7 @@ class PlanningMixin:
             return Bounds(min(request.num_prompt_tokens + request.max_tokens, longest), cap)
 
         context = plugin_context(self.vllm_config, found.settings.seed)
-        self.step_planner: StepPlanner[Any] = StepPlanner(
+        self.step_planner: ServerPlanner[Any] = ServerPlanner(
             found, context, attrgetter("request_id"), attrgetter("num_tokens"), bounds
         )
         self.start_costs = UNKNOWN
@@ -77,7 +78,7 @@ class PlanningMixin:
             # numbers of the request's own generator, which then gives other text for the same seed.
             self._most_placeholders = 0
         self._began = 0.0
-        self._launched: deque[Launched] = deque()
+        self._launched: deque[StepRecord] = deque()
         self._results: list[DraftResult] = []
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -167,7 +168,7 @@ class PlanningMixin:
     def _attach_metadata(self, scheduler_output: Any, plan: StepPlan) -> None:
         """Attach to the step what the workers need with it; by default nothing."""
 
-    def _launch(self, scheduler_output: Any) -> Launched:
+    def _launch(self, scheduler_output: Any) -> StepRecord:
         """Record the beginning of a step."""
         scheduled = scheduler_output.num_scheduled_tokens
         tokens = sum(scheduled.values())

@@ -11,11 +11,11 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from specplug.runtime.ends import tokens_before_stop
-from specplug.runtime.outcome_counts import OutcomeCounts
-from specplug.runtime.step_planner import DraftResult
-from specplug.types.plan import StepPlan
+from specplug.steps.outcome_counts import OutcomeCounts
+from specplug.steps.step_planner import DraftResult
+from specplug.steps.stops import tokens_before_stop
 from specplug.types.request import EngineEventKind
+from specplug.types.step import StepPlan
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import engine_method, may_skip_drafts, ranks_step_together, runner_of
 from specplug_vllm.scheduler.grammar import Grammars

@@ -24,7 +24,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from specplug.cost.measuring import Measurement, StepLimits, StepSize, measure, step_sizes
-from specplug.types.plan import StepCost
+from specplug.types.step import StepCost
 from specplug_vllm.config import engine_caps, engine_method, runner_of
 from specplug_vllm.scheduler.scheduler import TAKE_A_LENGTH
 from specplug_vllm.startup import recurrent

@@ -20,8 +20,8 @@ from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerific
 
 from specplug.errors import EngineError
 from specplug.seams.seam import hook
-from specplug.trim import best_count, completed
-from specplug.types.plan import NO_SPECULATION, StepCost, StepPlan
+from specplug.steps.trim import best_count, completed
+from specplug.types.step import NO_SPECULATION, StepCost, StepPlan
 from specplug_vllm.config import is_requested
 from specplug_vllm.startup.engine_config import ADAPTIVE, has_any_graphs
 

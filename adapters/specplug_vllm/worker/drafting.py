@@ -18,19 +18,17 @@ import torch
 from torch import Tensor
 
 from specplug.assembly import build_draft_stage
-from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.engine_rows import EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.requests import wire
 from specplug.requests.clients import isolation_key
-from specplug.runtime.ends import StopDetector
-from specplug.runtime.slots import MAX_STOP_IDS, RowFacts, RunningRequest, SlotAllocator, SlotRows, Span, Tokens
-from specplug.types.batch import EngineBatch
+from specplug.steps.draft_stage import DraftStage
+from specplug.steps.engine_rows import EngineRows
+from specplug.steps.rows import Rows
+from specplug.steps.slots import MAX_STOP_IDS, RunningRequest, SlotAllocator, SlotRows, Span, Tokens
+from specplug.steps.stops import StopDetector
 from specplug.types.caps import Distribution
-from specplug.types.draft import Draft
-from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEvent, EngineEventKind, Reference, Request, RequestOptions, digest_of
-from specplug.types.verdict import Outcome
+from specplug.types.step import Draft, EngineBatch, Outcome, StepPlan
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import plugin_context, required
 from specplug_vllm.requests import DraftRules
@@ -229,7 +227,7 @@ class Drafting:
         self.stage.metrics.record_on_host(sum(map(bool, emitted)), planned=False)
 
     def verified(
-        self, facts: RowFacts, engine: EngineRows, slots: Tensor, temperature: Tensor
+        self, facts: Rows, engine: EngineRows, slots: Tensor, temperature: Tensor
     ) -> tuple[EngineBatch, Outcome, Tensor]:
         """Return the batch of the rows that may draft, what the engine's step found, and their requests' caps.
 
@@ -256,7 +254,7 @@ class Drafting:
 
     def _batch(
         self,
-        facts: RowFacts,
+        facts: Rows,
         of_slots: SlotRows,
         slots: Tensor,
         places: Tensor,
@@ -300,7 +298,7 @@ class Drafting:
         proposers = [runner.handle.caps for runner in self.stage.runners]
         if self.plan.draft_length or name not in self.allocator or not any(it.incremental for it in proposers):
             return
-        facts = RowFacts(self.allocator, [name])
+        facts = Rows(self.allocator, [name])
         slots = self.on_device(facts.slots).long()
         lengths = self.on_device([visible])
         of_slots = self.slots.rows(slots)

@@ -15,12 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specplug.pipeline.engine_rows import EngineRows
-from specplug.runtime.draft_report import engine_tokens_after
-from specplug.runtime.slots import RowFacts
 from specplug.seams.seam import hook
-from specplug.types.draft import Draft
-from specplug.types.plan import NO_SPECULATION
+from specplug.steps.draft_report import engine_tokens_after
+from specplug.steps.engine_rows import EngineRows
+from specplug.steps.rows import Rows
+from specplug.types.step import NO_SPECULATION, Draft
 from specplug_vllm import seams
 from specplug_vllm.config import engine_tokens
 from specplug_vllm.worker.v1 import V1Proposer
@@ -86,7 +85,7 @@ class ExtendedProposer(V1Proposer):
         counts = dict(zip(range(rows) if kept is None else kept, self._from_engine, strict=False))  # none if it failed
         return [counts.get(row, 0) for row in range(rows)]
 
-    def _draft_of(self, facts: RowFacts) -> Draft:
+    def _draft_of(self, facts: Rows) -> Draft:
         draft = super()._draft_of(facts)
         if draft.draft_length:
             self._from_engine = (draft.source == len(draft.sources) - 1).sum(1).tolist()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
+from specplug.steps.engine_rows import DraftOutputs, EngineRows
 from specplug_vllm import seams
 from specplug_vllm.config import engine_tokens
 from specplug_vllm.worker.v2 import Speculator

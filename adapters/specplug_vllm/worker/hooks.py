@@ -16,9 +16,9 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from specplug.pipeline.memory import free_bytes
-from specplug.runtime.draft_report import NO_DRAFTS
 from specplug.seams.seam import hook
+from specplug.steps.draft_report import NO_DRAFTS
+from specplug.steps.memory import free_bytes
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.startup.engine_config import SCHEDULERS
 from specplug_vllm.worker.drafting import Drafting

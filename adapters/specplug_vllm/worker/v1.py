@@ -15,12 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specplug.pipeline.engine_rows import EngineRows
-from specplug.runtime.slots import RowFacts
 from specplug.seams.seam import hook
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
-from specplug.types.verdict import Outcome
+from specplug.steps.engine_rows import EngineRows
+from specplug.steps.rows import Rows
+from specplug.types.step import Draft, EngineBatch, Outcome
 from specplug.verify.draft_distribution import write_probs
 from specplug_vllm import seams
 from specplug_vllm.startup import engine_config, recurrent
@@ -45,7 +43,7 @@ class V1Proposer:
         device = torch.device(vllm_config.device_config.device)
         self._runner: Any = None
         self._is_warmup = False
-        self._facts: RowFacts | None = None
+        self._facts: Rows | None = None
         self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks()[0] == 0 else None
         if self.drafting is not None:
             self._emitted, self._rejected = np.zeros((2, self.drafting.max_slots), np.int32)
@@ -109,7 +107,7 @@ class V1Proposer:
         names = self._runner.input_batch.req_ids[: len(sampled_token_ids)]
         facts = self._facts
         if facts is None or not facts.hold(drafting.allocator, names):
-            facts = self._facts = RowFacts(drafting.allocator, names)
+            facts = self._facts = Rows(drafting.allocator, names)
         if drafting.may_skip:
             drafting.count(names, sampled_token_ids)
             return []
@@ -159,19 +157,19 @@ class V1Proposer:
         )
 
     @torch.inference_mode()
-    def _of_stage(self, facts: RowFacts) -> list[list[int]]:
+    def _of_stage(self, facts: Rows) -> list[list[int]]:
         """Let the draft stage take a step; return the drafts of the rows that may draft."""
         assert self.drafting is not None
         draft = self._draft_of(facts)
         self._state_distribution(draft, facts.names)
         return [ids[:count] for ids, count in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
 
-    def _draft_of(self, facts: RowFacts) -> Draft:
+    def _draft_of(self, facts: Rows) -> Draft:
         assert self.drafting is not None
         return self.drafting.step(*self._verified(facts))
 
     @torch.inference_mode()
-    def _verified(self, facts: RowFacts) -> tuple[EngineBatch, Outcome, Tensor]:
+    def _verified(self, facts: Rows) -> tuple[EngineBatch, Outcome, Tensor]:
         assert self.drafting is not None
         slots, temperature = (
             torch.tensor(values) for values in (facts.slots, [request.temperature for request in facts.requests])

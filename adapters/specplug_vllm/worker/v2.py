@@ -16,11 +16,11 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from specplug.errors import describe
 from specplug.faults import end_process
-from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
-from specplug.runtime.draft_report import DraftReport
-from specplug.runtime.rank_check import RankCheck
-from specplug.runtime.slots import RowFacts
 from specplug.seams.seam import hook
+from specplug.steps.draft_report import DraftReport
+from specplug.steps.engine_rows import DraftOutputs, EngineRows
+from specplug.steps.rank_check import RankCheck
+from specplug.steps.rows import Rows
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import cuts_on_device, each_rank_drafts, lossy_method
 from specplug_vllm.startup import graphs, recurrent
@@ -74,7 +74,7 @@ class Speculator(BaseSpeculator):
             self._broadcast = None
         self._captured = graphs.captured(vllm_config) if rank == 0 else {}
         self._outputs_of: dict[int, DraftOutputs] = {}
-        self._facts: RowFacts | None = None
+        self._facts: Rows | None = None
         self._on_device: DeviceDrafting | None = None
         self.draft_logits: Tensor | None = None
         self._attached = self._is_warmup = self._is_idle = self._reports = False
@@ -184,7 +184,7 @@ class Speculator(BaseSpeculator):
         drafting = self.drafting
         facts = self._facts
         if drafting is not None and (facts is None or not facts.hold(drafting.allocator, input_batch.req_ids)):
-            facts = self._facts = RowFacts(drafting.allocator, input_batch.req_ids)
+            facts = self._facts = Rows(drafting.allocator, input_batch.req_ids)
         if self._is_idle and self._skips(input_batch):
             return
         if self._on_device is not None and facts is not None:

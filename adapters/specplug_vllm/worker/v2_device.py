@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specplug.pipeline.device.columns import launches_for
-from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
-from specplug.runtime.device_steps import DeviceSteps
-from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
-from specplug.runtime.slots import RowFacts
-from specplug.types.draft import Draft
+from specplug.steps.device_steps import DeviceSteps
+from specplug.steps.draft_report import NO_DRAFTS, DraftReport
+from specplug.steps.engine_rows import DraftOutputs, EngineRows
+from specplug.steps.kernels.columns import launches_for
+from specplug.steps.rows import Rows
+from specplug.types.step import Draft
 from specplug_vllm.worker.drafting import Drafting, kept_of
 
 
@@ -32,7 +32,7 @@ class DeviceDrafting:
     ) -> None:
         self._drafting = drafting
         self._logits = logits
-        self._kept: tuple[RowFacts, Tensor | None] | None = None
+        self._kept: tuple[Rows, Tensor | None] | None = None
         self.steps: DeviceSteps | None = None
         launches = launches_for(drafting.device)
         if launches is not None and DeviceSteps.applies(drafting.stage):
@@ -46,7 +46,7 @@ class DeviceDrafting:
 
     def take(
         self,
-        facts: RowFacts,
+        facts: Rows,
         engine: EngineRows,
         outputs: DraftOutputs,
         last_sampled: Tensor,
@@ -87,7 +87,7 @@ class DeviceDrafting:
             write_logits(self._logits, slots.long(), draft, temperature[slots], padded)
         return report
 
-    def _kept_of(self, facts: RowFacts) -> Tensor | None:
+    def _kept_of(self, facts: Rows) -> Tensor | None:
         """Return the indices of the rows that may draft; None if all may."""
         if self._kept is None or self._kept[0] is not facts:
             self._kept = facts, None if facts.kept is None else self._drafting.on_device(facts.kept)

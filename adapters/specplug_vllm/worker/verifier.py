@@ -23,7 +23,7 @@ from specplug.interfaces import Verifier
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import VerifierSpec
 from specplug.seams.seam import hook
-from specplug.types.draft import Draft
+from specplug.types.step import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Verification
 from specplug.verify.random import uniforms
 from specplug_vllm.config import plugin_context, resolved

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from specplug.types.caps import Distribution
-from specplug.types.draft import Draft
 from specplug.types.request import RequestOptions
+from specplug.types.step import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits
 from specplug_vllm import seams
 from specplug_vllm.worker.drafting import Drafting

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specplug.pipeline.device import columns
-from specplug.pipeline.device.columns import DeviceColumns, DeviceState, Tokens
-from specplug.pipeline.engine_rows import EngineRows
+from specplug.steps.engine_rows import EngineRows
+from specplug.steps.kernels import columns
+from specplug.steps.kernels.columns import DeviceColumns, DeviceState, Tokens
 
 GENERATION, END, CAP, GRAMMAR, STOP_IDS = map(tl.constexpr, (*range(4), columns.STOP_IDS))
 """Columns of the slot table."""

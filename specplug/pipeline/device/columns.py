@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from specplug.launching import RowWork
-from specplug.pipeline.draft import DraftStage
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import NO_TOKEN, Draft
-from specplug.types.verdict import Verdict
+from specplug.steps.draft_stage import DraftStage
+from specplug.types.draft import NO_TOKEN
+from specplug.types.step import Draft, EngineBatch, Verdict
 
 LENGTHS, ROOM, KNOWN, NUM_NEW, LIMITS, COUNTED, TAKEN, BASE, *_VERDICT = range(14)
 """Rows of `DeviceColumns.counts`."""
@@ -179,7 +178,7 @@ STEP = 1 << 32
 
 
 class Launches(NamedTuple):
-    """Functions that return what a kernel does; see `specplug.pipeline.device.kernels` for their arguments."""
+    """Functions that return what a kernel does; see `specplug.steps.kernels.launches` for their arguments."""
 
     begin: Callable[..., RowWork]
     finish: Callable[..., RowWork]
@@ -191,7 +190,7 @@ def launches_for(device: torch.device) -> Launches | None:
     Elsewhere there are none, and the draft stage takes its steps itself: it needs no Triton.
     """
     try:
-        from specplug.pipeline.device import kernels
+        from specplug.steps.kernels import launches as kernels
     except ImportError:
         return None
     has_kernels = device.type == "cuda" or (device.type == "cpu" and kernels.INTERPRETED)

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specplug.pipeline.device import columns
-from specplug.pipeline.device.begin_kernel import BASE_LEN, COUNT, COUNTED, LENGTHS, LIMITS, SOURCES, smaller
-from specplug.pipeline.device.columns import DeviceColumns, DeviceState, Tokens
-from specplug.pipeline.engine_rows import DraftOutputs
-from specplug.pipeline.expected import UNIT
+from specplug.steps.draft_report import UNIT
+from specplug.steps.engine_rows import DraftOutputs
+from specplug.steps.kernels import columns
+from specplug.steps.kernels.begin_kernel import BASE_LEN, COUNT, COUNTED, LENGTHS, LIMITS, SOURCES, smaller
+from specplug.steps.kernels.columns import DeviceColumns, DeviceState, Tokens
 
 ENDED, OF_ENGINE, ROWS = map(tl.constexpr, (columns.ENDED, columns.OF_ENGINE, columns.ROWS))
 """Entries of `DraftSums.sums`."""

@@ -11,11 +11,11 @@ from torch import Tensor
 from triton import knobs
 
 from specplug.launching import Launcher, RowWork, power_of_two
-from specplug.pipeline.device.begin_kernel import Begin, begin_kernel, begin_row
-from specplug.pipeline.device.columns import STOP_IDS, DeviceColumns, DeviceState, DraftSums, Tokens
-from specplug.pipeline.device.finish_kernel import Finish, finish_kernel, finish_row
-from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
-from specplug.types.draft import Draft
+from specplug.steps.engine_rows import DraftOutputs, EngineRows
+from specplug.steps.kernels.begin_kernel import Begin, begin_kernel, begin_row
+from specplug.steps.kernels.columns import STOP_IDS, DeviceColumns, DeviceState, DraftSums, Tokens
+from specplug.steps.kernels.finish_kernel import Finish, finish_kernel, finish_row
+from specplug.types.step import Draft
 
 INTERPRETED: bool = knobs.runtime.interpret is True
 """Whether Triton's interpreter runs these kernels, on any device: Triton decides this where a kernel is defined."""

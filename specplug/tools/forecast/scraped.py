@@ -24,7 +24,7 @@ from specplug.tools.client.interrupt import interruptible
 from specplug.tools.forecast.acceptance import DraftAcceptance, acceptance_for, counted
 
 if TYPE_CHECKING:
-    from specplug.types.plan import StepCost  # imports torch
+    from specplug.types.step import StepCost  # imports torch
 
 R = TypeVar("R")
 Samples = dict[tuple[str, str], list[float]]
@@ -59,7 +59,7 @@ def read_costs(source: str, operator_key: str | None = None) -> list[StepCost]:
 
     Without any it raises `EngineError`.
     """
-    from specplug.types.plan import StepCost
+    from specplug.types.step import StepCost
 
     try:
         if "://" in source:

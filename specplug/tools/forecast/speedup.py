@@ -15,7 +15,7 @@ from specplug.tools.forecast.acceptance import DraftAcceptance, acceptance_for
 
 if TYPE_CHECKING:
     from specplug.tools.forecast.model_shape import ModelShape  # imports torch
-    from specplug.types.plan import StepCost
+    from specplug.types.step import StepCost
 
 CostModel = Callable[[int, float, int], float]
 

@@ -17,19 +17,18 @@ import torch
 from specplug.assembly import build_draft_stage, build_plan_stage
 from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
-from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import Registry, default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER
 from specplug.settings.model import DEFAULT_SPECULATIVE_TOKENS
 from specplug.settings.sources import load_settings
+from specplug.steps.draft_stage import DraftStage
 from specplug.tools.replay.items import Ids
 from specplug.tools.replay.score import NO_DRAFT, Offer
 from specplug.tools.replay.slots import PLENTY, ReplaySlots
-from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
-from specplug.types.draft import Draft
-from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan, StepReport
+from specplug.types.plan import HostStats, StepReport
 from specplug.types.request import Reference, Request, digest_of
+from specplug.types.step import NO_SPECULATION, Draft, EngineBatch, StepPlan
 
 
 @dataclass(frozen=True, slots=True)

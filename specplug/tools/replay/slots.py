@@ -11,13 +11,12 @@ from dataclasses import replace
 import torch
 
 from specplug.errors import EngineError
-from specplug.pipeline.draft import DraftStage
-from specplug.runtime.slots import RunningRequest, SlotAllocator
+from specplug.steps.draft_stage import DraftStage
+from specplug.steps.slots import RunningRequest, SlotAllocator
 from specplug.tools.replay.items import Ids
-from specplug.types.batch import EngineBatch
 from specplug.types.plan import RequestStats
 from specplug.types.request import Request
-from specplug.types.verdict import Outcome
+from specplug.types.step import EngineBatch, Outcome
 
 POISON = 1_000_000_007
 """Fill value for undefined entries of the token table: an int32 that is an id of no vocabulary."""

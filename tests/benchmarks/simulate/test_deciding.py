@@ -11,12 +11,12 @@ import torch
 from benchmarks.simulate.deciding import Policy
 from benchmarks.simulate.modes import modes
 from specplug.errors import PluginError, SettingsError
-from specplug.runtime import step_planner
-from specplug.runtime.step_planner import REPORT_EVERY
-from specplug.trim import SurvivalTrimmer
-from specplug.types.plan import StepPlan
+from specplug.steps import step_planner
+from specplug.steps.step_planner import REPORT_EVERY
+from specplug.steps.trim import SurvivalTrimmer
+from specplug.types.step import StepPlan
 from tests.benchmarks.simulate.tools import Planted, planted, random_trajectories, run
-from tests.trim.tools import each_costs
+from tests.steps.trim_tools import each_costs
 
 
 class Watching(SurvivalTrimmer):

@@ -16,7 +16,7 @@ from benchmarks.simulate.recording import record
 from benchmarks.simulate.surface import Regime
 from benchmarks.simulate.traffic import Clock, Disturbance, concurrency, shuffled
 from specplug.tools.replay.engine import ReplayEngine, Setup
-from specplug.types.plan import StepPlan
+from specplug.types.step import StepPlan
 from tests.benchmarks.simulate.tools import Planted, Recorder, fixed, planted, random_trajectories, run
 from tests.tools.replay.tools import ITEMS, VOCAB, in_turn
 

@@ -15,8 +15,8 @@ from benchmarks.simulate.peers import PEERS, Tier, TiersPlanner
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.survival import Counts, SurvivalPlanner, SurvivalTrim
 from specplug.interfaces import PluginContext
-from specplug.types.draft import Draft
 from specplug.types.plan import HostStats, RequestStats, TrimLimits
+from specplug.types.step import Draft
 from tests.benchmarks.simulate.tools import SURFACE, random_trajectories, run
 
 MODES = modes(8)

@@ -20,7 +20,8 @@ from benchmarks.simulate.traffic import NO_DISTURBANCE, Clock, limits_of
 from benchmarks.simulate.trajectories import Trajectories
 from specplug.interfaces import Planner, PluginContext, Trimmer
 from specplug.plugins.specs import PolicySpec
-from specplug.types.plan import HostStats, StepPlan
+from specplug.types.plan import HostStats
+from specplug.types.step import StepPlan
 
 torch.set_num_threads(1)
 

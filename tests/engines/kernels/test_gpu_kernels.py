@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from specplug.pipeline.device.columns import launches_for
-from specplug.trim import survival
+from specplug.steps import trim as survival
+from specplug.steps.kernels.columns import launches_for
 from tests.engines.gpu_compiler import H100, Launch, compiled
 from tests.engines.interpreted import imported_anew
 
-DEVICE = "specplug.pipeline.device.kernels"
-TRIM, SGLANG = "specplug.trim.survival_on_gpu", "specplug_sglang.verification.kernels"
+DEVICE = "specplug.steps.kernels.launches"
+TRIM, SGLANG = "specplug.steps.kernels.trim_kernel", "specplug_sglang.verification.kernels"
 OF_LOOKUP = {
     "scan": {
         "ingest": {"COLUMNS": 16, "BLOCK": 2048, "begin": None, "BEGIN": None, "SIZES": None},

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from specplug.lookup import steps
-from specplug.pipeline.device.columns import Launches, launches_for
-from specplug.runtime.repeated import Repeated
-from specplug.types.plan import StepPlan
+from specplug.steps.kernels.columns import Launches, launches_for
+from specplug.steps.repeated import Repeated
+from specplug.types.step import StepPlan
 from tests.engines.interpreted import device_kernels
 from tests.engines.launch import PLUGINS
 from tests.engines.vllm.test_device_kernels import repeating
-from tests.runtime.oracle import CPU, DRAFT_LENGTH, Engine, lookup_stage
+from tests.steps.oracle import CPU, DRAFT_LENGTH, Engine, lookup_stage
 
 
 @pytest.fixture(scope="module")

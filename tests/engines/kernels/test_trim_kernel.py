@@ -9,15 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.trim import SurvivalTrimmer, survival
+from specplug.steps import trim as survival
+from specplug.steps.trim import SurvivalTrimmer
 from specplug.types.caps import Distribution
-from specplug.types.draft import Draft
 from specplug.types.plan import TrimLimits
+from specplug.types.step import Draft
 from tests.engines.interpreted import imported_anew
-from tests.pipeline.transfers import view_of
-from tests.trim.tools import bits, random_case
+from tests.steps.transfers import view_of
+from tests.steps.trim_tools import bits, random_case
 
-NAME = "specplug.trim.survival_on_gpu"
+NAME = "specplug.steps.kernels.trim_kernel"
 
 
 @pytest.fixture(scope="module")

@@ -16,14 +16,14 @@ import pytest
 from specplug.launching import Launcher
 from specplug.lookup import layout, steps
 from specplug.lookup.steps import LookupSteps
-from specplug.pipeline.device.columns import Launches, launches_for
-from specplug.pipeline.engine_rows import DraftOutputs
 from specplug.settings.model import Faults
-from specplug.trim import survival
-from specplug.types.plan import StepPlan
+from specplug.steps import trim as survival
+from specplug.steps.engine_rows import DraftOutputs
+from specplug.steps.kernels.columns import Launches, launches_for
+from specplug.types.step import StepPlan
 from tests.engines.interpreted import device_kernels, imported_anew
 from tests.engines.kernels.test_lookup_kernels import MODULES
-from tests.runtime.oracle import CPU, Engine, Row, compare, lookup_stage
+from tests.steps.oracle import CPU, Engine, Row, compare, lookup_stage
 
 
 class Kernels:

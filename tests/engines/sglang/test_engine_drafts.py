@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from specplug.types.plan import StepPlan
+from specplug.types.step import StepPlan
 from tests.engines import toy
 from tests.engines.plain import assert_greedy, greedy
 from tests.engines.sglang import trees, watching

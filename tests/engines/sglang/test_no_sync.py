@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from specplug.pipeline.device.columns import Launches
+from specplug.steps.kernels.columns import Launches
 from tests.engines.launches import most
 from tests.engines.sglang import trees
-from tests.pipeline.test_no_sync import Watch
+from tests.steps.test_no_sync import Watch
 
 META = torch.device("meta")
 DRAFT_LENGTH = 4

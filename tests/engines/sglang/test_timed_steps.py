@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from specplug.runtime.step_planner import REPORT_EVERY
-from specplug.types.plan import StepPlan
+from specplug.steps.step_planner import REPORT_EVERY
+from specplug.types.step import StepPlan
 from tests.engines.plain import assert_greedy, greedy, prompts
 from tests.engines.sglang import inside, trees, watching
 from tests.engines.sglang.engines import Engine

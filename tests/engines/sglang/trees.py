@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from specplug.pipeline.tracer import StepTracer
+from specplug.steps.tracer import StepTracer
 from specplug.trace import TraceWriter
 
 SEEN: list[dict[str, Any]] = []

@@ -12,7 +12,7 @@ import pytest
 
 from specplug.errors import EngineError
 from specplug.types.caps import Distribution, DraftLengthChange, Ragged
-from specplug.types.plan import StepCost, StepPlan
+from specplug.types.step import StepCost, StepPlan
 from tests.engines.plain import assert_greedy, greedy, prompts
 from tests.engines.suites.features import assert_same
 from tests.engines.vllm import graphs, inside, steps

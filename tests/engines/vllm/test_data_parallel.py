@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from specplug.types.caps import DraftLengthChange
-from specplug.types.plan import StepPlan
+from specplug.types.step import StepPlan
 from specplug_vllm import seams
 from specplug_vllm.config import engine_caps
 from specplug_vllm.scheduler.planned import PlanningMixin

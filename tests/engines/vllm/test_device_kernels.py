@@ -12,14 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.pipeline.device.columns import launches_for
-from specplug.pipeline.engine_rows import DraftOutputs
-from specplug.trim import survival
+from specplug.steps import trim as survival
+from specplug.steps.engine_rows import DraftOutputs
+from specplug.steps.kernels.columns import launches_for
 from specplug.types.caps import Distribution
-from specplug.types.plan import StepPlan
+from specplug.types.step import StepPlan
 from tests.engines.interpreted import device_kernels
-from tests.pipeline.transfers import POISON
-from tests.runtime.oracle import (
+from tests.steps.oracle import (
     CPU,
     DRAFT_LENGTH,
     Engine,
@@ -30,6 +29,7 @@ from tests.runtime.oracle import (
     random_script,
     scripted_stage,
 )
+from tests.steps.transfers import POISON
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specplug.types.caps import Distribution
-from specplug.types.draft import Draft
+from specplug.types.step import Draft
 from specplug_vllm.worker.extended_v1 import ExtendedProposer, widened
 from specplug_vllm.worker.extended_v2 import state_one_hot
 from specplug_vllm.worker.v2_device import UNLIKELY

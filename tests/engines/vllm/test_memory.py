@@ -12,7 +12,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from specplug.errors import PluginError
-from specplug.pipeline.draft import DraftStage
+from specplug.steps.draft_stage import DraftStage
 from specplug_vllm.worker import hooks
 from specplug_vllm.worker.drafting import Drafting
 from tests.engines.vllm import watching

@@ -1,6 +1,6 @@
 """V2's speculator neither reads back from the device nor copies to it at steps that bring no new request.
 
-Shown inside an engine's process, under a watch on every operation; `tests/pipeline/test_no_sync.py` has the stage.
+Shown inside an engine's process, under a watch on every operation; `tests/steps/test_no_sync.py` has the stage.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import _disable_current_modes
 
-from specplug.runtime.repeated import Repeated
+from specplug.steps.repeated import Repeated
 from tests.engines.launches import most
 from tests.engines.plain import MAX_TOKENS, assert_greedy, prompts
 from tests.engines.vllm import inside, watching
-from tests.pipeline.test_no_sync import Watch
-from tests.pipeline.tools import work_on_tensors
+from tests.steps.test_no_sync import Watch
+from tests.steps.tools import work_on_tensors
 
 TOKENS = 24
 ADAPTIVE = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specplug.pipeline.expected import UNIT
-from specplug.runtime.step_planner import REPORT_EVERY
+from specplug.steps.draft_report import UNIT
+from specplug.steps.step_planner import REPORT_EVERY
 from tests.engines.vllm import inside, steps, watching
 from tests.engines.vllm.referee import RUNNERS
 from tests.engines.vllm.steps import assert_greedy_texts

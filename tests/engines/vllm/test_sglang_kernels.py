@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.pipeline.device.columns import launches_for
-from specplug.trim import SurvivalTrimmer
-from specplug.types.draft import Draft
+from specplug.steps.kernels.columns import launches_for
+from specplug.steps.trim import SurvivalTrimmer
+from specplug.types.step import Draft
 from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.verification import trees
@@ -24,8 +24,8 @@ from specplug_sglang.verification.trees import TokenTable
 from tests.adapters.sglang_engine import DRAFT_LENGTH, Engine, run
 from tests.engines.interpreted import device_kernels, imported_anew
 from tests.engines.vllm.test_device_kernels import trimming_by_tensors
-from tests.pipeline.transfers import view_of
-from tests.runtime.oracle import Scripted, random_script, scripted_stage
+from tests.steps.oracle import Scripted, random_script, scripted_stage
+from tests.steps.transfers import view_of
 
 NAME = "specplug_sglang.verification.kernels"
 CPU = torch.device("cpu")

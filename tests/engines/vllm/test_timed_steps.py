@@ -67,7 +67,7 @@ def keep(llm: Any) -> list[list[float]]:
     """Write costs of two sizes to the cache file of an engine's own key, and return them."""
     from specplug.cost.measuring import Measurement
     from specplug.cost.store import cost_file, costs_at_start
-    from specplug.types.plan import StepCost
+    from specplug.types.step import StepCost
     from specplug_vllm.scheduler.timing import key_of
 
     key = key_of(llm.llm_engine.vllm_config)

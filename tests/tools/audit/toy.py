@@ -20,9 +20,8 @@ import specplug_transformers.plugin
 from specplug.interfaces import PluginContext, Proposer
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec, VerifierSpec
-from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
-from specplug.types.draft import Draft
+from specplug.types.step import Draft, EngineBatch
 from tests.mutants import LOSSY_MUTANTS
 from tests.plugins.planted import plugin
 from tests.tools.cli.tools import invoke

@@ -14,7 +14,7 @@ from specplug.draft_model.facts import Parameters
 from specplug.tools.forecast.acceptance import by_position
 from specplug.tools.forecast.model_shape import ModelShape, read_shape
 from specplug.tools.forecast.speedup import GPUS, Gpu, RooflineCost, forecast, measured_cost, saturation_cost
-from specplug.types.plan import StepCost
+from specplug.types.step import StepCost
 from tests.tools.forecast.configs import write_config
 
 BATCHES = (1, 8, 64, 256)

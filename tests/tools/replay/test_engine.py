@@ -15,8 +15,8 @@ from specplug.plugins.registry import Owner, Registry
 from specplug.tools.replay.engine import ReplayEngine, Setup
 from specplug.tools.replay.run import replay
 from specplug.tools.replay.slots import PLENTY
-from specplug.types.plan import StepPlan
 from specplug.types.request import Lifecycle
+from specplug.types.step import StepPlan
 from tests.tools.replay.tools import EOS, ITEMS, VOCAB, Planted, PlantedPolicy, in_turn, item, registry
 
 SAME = item([1, 2, 3], [1, 2, 3, 1, 2, 3, 1, 2])

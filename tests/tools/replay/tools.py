@@ -15,10 +15,9 @@ from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec
 from specplug.tools.replay.items import TokenItem
 from specplug.tools.replay.score import StepCounts
-from specplug.types.batch import EngineBatch
 from specplug.types.caps import ProposerCaps
-from specplug.types.draft import Draft
-from specplug.types.plan import HostStats, StepPlan, TrimLimits
+from specplug.types.plan import HostStats, TrimLimits
+from specplug.types.step import Draft, EngineBatch, StepPlan
 from tests.plugins.planted import plugin
 
 torch.set_num_threads(1)

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import PluginContext
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
 from specplug.types.request import Event
+from specplug.types.step import Draft, EngineBatch
 from specplug_testkit.bigram import Bigram
 from specplug_testkit.options import RaisesOptions, SlowOptions
 

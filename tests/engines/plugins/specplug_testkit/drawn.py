@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import PluginContext, Proposer
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
+from specplug.types.step import Draft, EngineBatch
 from specplug_testkit.options import DrawnOptions
 
 COLDEST = 1e-2

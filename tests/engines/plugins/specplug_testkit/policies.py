@@ -8,12 +8,10 @@ from dataclasses import replace
 import torch
 
 from specplug.interfaces import Planner, PluginContext
-from specplug.trim import SurvivalTrimmer, admitted
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
+from specplug.steps.trim import SurvivalTrimmer, admitted
 from specplug.types.paths import ROOT
-from specplug.types.plan import LEVELS, CostPoint, HostStats, StepCost, StepPlan, StepReport, TrimLimits
-from specplug.types.verdict import Verdict
+from specplug.types.plan import LEVELS, HostStats, StepReport, TrimLimits
+from specplug.types.step import CostPoint, Draft, EngineBatch, StepCost, StepPlan, Verdict
 from specplug_testkit.options import LadderOptions
 
 SHARE = 0.1

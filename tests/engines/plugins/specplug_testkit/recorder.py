@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
 from specplug.types.request import Event, RequestEvent
-from specplug.types.verdict import Verdict
+from specplug.types.step import Draft, EngineBatch, Verdict
 from specplug_ngram.reference import NgramReference
 
 RECORDS: list[dict[str, Any]] = []

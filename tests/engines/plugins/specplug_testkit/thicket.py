@@ -8,10 +8,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from specplug.interfaces import PluginContext, Proposer
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
 from specplug.types.request import Request
+from specplug.types.step import Draft, EngineBatch
 from specplug_testkit.options import BranchesOptions
 
 RIGHT, WRONG = 0.9, 0.05  # confidences

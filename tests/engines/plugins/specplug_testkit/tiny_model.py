@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import PluginContext, Proposer
-from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
+from specplug.types.step import Draft, EngineBatch
 
 _WIDTH = 16  # of its embeddings
 _SHARPNESS = 3.0  # how far its scores lie apart
