@@ -33,12 +33,14 @@ class _MovedRooms:
 
     @staticmethod
     def find_spec(fullname: str, path: object = None, target: object = None) -> None:
-        room = fullname.removeprefix("specplug.")
-        if room in _TOOLS and fullname != room:
-            raise ModuleNotFoundError(f"{fullname} is now specplug.tools.{room}", name=fullname)
+        parts = fullname.split(".")
+        if parts[0] == "specplug" and (place := _MOVED.get(".".join(parts[1:]))):
+            raise ModuleNotFoundError(f"{fullname} is now {place}", name=fullname)
 
 
-_TOOLS = ("audit", "bench", "cli", "client", "demo", "forecast", "replay")
+_MOVED = {room: f"specplug.tools.{room}" for room in ("audit", "bench", "cli", "client", "demo", "forecast", "replay")}
+_MOVED |= dict.fromkeys(("pipeline", "runtime"), "in specplug.steps")
+_MOVED |= {"trim": "specplug.steps.trim", "types.verdict": "specplug.types.step"}
 sys.meta_path.insert(0, _MovedRooms)  # first, as Python takes a folder that was left behind for a package
 
 

@@ -214,7 +214,8 @@ class Trimmer(abc.ABC):
         """Return `draft` cut to at most `limits.token_budget` draft tokens over the whole batch.
 
         The result is a prefix of each chain; in a tree it contains every ancestor of each kept node.  `Draft.keep`
-        builds such a draft.  `specplug.steps.trim.admitted` chooses the tokens whose survival exceeds `limits.costs` by most.
+        builds such a draft.  `specplug.steps.trim.admitted` chooses the tokens whose survival exceeds `limits.costs` by
+        most.
         """
 
     def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:  # noqa: B027 - optional

@@ -1,10 +1,10 @@
-"""Inputs and outputs of both halves of a policy: host figures at least one step old, plans, and limits of a trim."""
+"""Inputs of both halves of a policy: host figures at least one step old, costs as tables, and the limits of a trim."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -13,31 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specplug.types.step import CostPoint, StepCost, StepPlan
 from specplug.types.tensors import to_device
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """Work and duration of one finished engine step.  docs/writing-plugins.md has the details for each engine.
-
-    Attributes:
-        requests: number of requests that the target ran.
-        tokens: tokens that the target ran, including draft padding and prompt tokens of the same step.
-        context_tokens: context tokens of the decoding requests before the step, as the plan half knew them.
-        draft_length: the most draft tokens that any request might have, by the plan.
-        seconds: wall-clock time on the host, in the process that plans.
-        prompt_tokens: prompt tokens among `tokens`: what was run beyond one token per request and the draft tokens.
-        drafting_seconds: of `seconds`, those in which drafts were made and the target waited for them; None if the
-            process that plans cannot tell.
-    """
-
-    requests: int
-    tokens: int
-    context_tokens: int
-    draft_length: int
-    seconds: float
-    prompt_tokens: int = 0
-    drafting_seconds: float | None = None
 
 
 class RequestStats(NamedTuple):
@@ -133,64 +110,6 @@ class StepReport:
         size = requests if batch_size is None else batch_size
         return cls(step, draft_length, requests, size, verified, accepted, cost, runs, expected, expected_rows)
 
-
-class CostPoint(NamedTuple):
-    """A point of a plan's cost curve.
-
-    Attributes:
-        draft_tokens: draft tokens that the whole batch verifies in the step.
-        cost: accepted tokens that the server would lose by the time that these add to a step without drafts.
-    """
-
-    draft_tokens: int
-    cost: float
-
-
-MAX_COST_POINTS = 64
-"""The most points of a plan's cost curve."""
-
-MAX_DRAFT_TOKENS = 1 << 18
-"""The most draft tokens of a point."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """Limits on the drafts of the next step.
-
-    Attributes:
-        draft_length: the most draft tokens per request; 0 is plain decoding.
-        token_budget: the most draft tokens that the whole batch may verify; None is no limit.
-        caps: the most draft tokens by request id, for requests limited to fewer than `draft_length`.
-        costs: the cost curve, ascending in `draft_tokens`, at most `MAX_COST_POINTS`; linear between two points and
-            constant beyond the ends.  It may jump, fall or be flat.  The trim half keeps the draft tokens whose summed
-            survival probabilities exceed their cost by most.  Without points no token costs anything.
-        num_steps: number of steps that the plan is for.  Engines then need not call the planner until that many have
-            been planned, or the requests that decode or the operator's limit change.  Without drafts only the number of
-            requests matters, and these steps need neither be timed nor reported.  Drafts with caps hold for one.
-        why: why there are no drafts, in a few words for traces; "" says no more than that none are planned.
-    """
-
-    draft_length: int
-    token_budget: int | None = None
-    caps: Mapping[str, int] = field(default_factory=dict)
-    costs: tuple[CostPoint, ...] = ()
-    num_steps: int = 1
-    why: str = field(default="", compare=False)
-
-    def draft_length_for(self, request_id: str) -> int:
-        """Return the most draft tokens that this plan allows the request."""
-        return min(self.draft_length, self.caps.get(request_id, self.draft_length))
-
-    def takes_none(self, request_id: str) -> bool:
-        """Return whether the request could not draft under this plan, so that its step is no evidence."""
-        return self.draft_length_for(request_id) == 0
-
-    def budget_of(self, places: int) -> int:
-        """Return the token budget of a batch whose drafts have so many places."""
-        return places if self.token_budget is None else min(max(0, self.token_budget), places)
-
-
-NO_SPECULATION = StepPlan(draft_length=0)
 
 LEVELS = 4096
 """Levels of survival from 0 to 1.  Survival and costs are compared in integers, so that all forms agree."""

@@ -32,7 +32,7 @@ def imported_anew(name: str, *, interpreted: bool) -> Iterator[ModuleType]:
 def device_kernels(*, interpreted: bool) -> Iterator[ModuleType]:
     """Import the kernels around a proposer's step anew; within the context this module has their launches."""
     with ExitStack() as stack:
-        names = ("begin_kernel", "finish_kernel", "kernels")
+        names = ("begin_kernel", "finish_kernel", "launches")
         found = [
             stack.enter_context(imported_anew(f"specplug.steps.kernels.{it}", interpreted=interpreted)) for it in names
         ]

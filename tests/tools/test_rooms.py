@@ -41,3 +41,12 @@ def test_an_old_place_names_the_new_one(room):
         with pytest.raises(ModuleNotFoundError, match=rf"specplug\.{room} is now specplug\.tools\.{room}"):
             importlib.import_module(name)
     assert importlib.import_module(f"specplug.tools.{room}").__doc__
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("trim", "specplug.steps.trim"), ("pipeline", "in specplug.steps"), ("types.verdict", "specplug.types.step")],
+)
+def test_an_old_module_names_the_new_one(old, new):
+    with pytest.raises(ModuleNotFoundError, match=rf"specplug\.{old} is now {new}"):
+        importlib.import_module(f"specplug.{old}")

@@ -15,10 +15,7 @@ from specplug.faults import FaultGuard
 from specplug.interfaces import Proposer, Trimmer
 from specplug.metrics import SpecMetrics
 from specplug.plugins.specs import ProposerSpec
-from specplug.steps import draft_buffers as buffers
-from specplug.steps import in_flight as by_slot
-from specplug.steps import proposer_runner as runner
-from specplug.steps import trim as survival
+from specplug.steps import draft_buffers, in_flight, proposer_runner, sanitize, trim
 from specplug.steps.draft_stage import DraftStage
 from specplug.steps.handles import HostHandle, make_handle
 from specplug.steps.trim import SurvivalTrimmer
@@ -317,9 +314,9 @@ def planted(*_args: object) -> None:
 
 def work_on_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let draft stages on the CPU do what they do on other devices, where no array shares a tensor's memory."""
-    for module in (buffers, by_slot, metrics, runner):
+    for module in (in_flight, metrics, proposer_runner, draft_buffers):
         monkeypatch.setattr(module, "as_array", lambda tensor: tensor)
-    for module in (buffers, by_slot, metrics):
+    for module in (draft_buffers, in_flight, metrics):
         monkeypatch.setattr(module, "library", lambda _: torch)
-    monkeypatch.setattr(buffers, "sanitize_arrays", buffers.sanitize_tensors)
-    monkeypatch.setattr(survival, "trimmed_chains", lambda draft, limits: draft.keep(survival.admitted(draft, limits)))
+    monkeypatch.setattr(sanitize, "sanitize_arrays", sanitize.sanitize_tensors)
+    monkeypatch.setattr(trim, "trimmed_chains", lambda draft, limits: draft.keep(trim.admitted(draft, limits)))

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from specplug.assembly import build_plan_stage
-from specplug.interfaces import PluginContext
-from specplug.operator.control import OperatorControl
-from specplug.plugins.registry import Registry, default_registry
-from specplug.settings.sources import ResolvedSettings
 from specplug.steps.draft_report import NO_DRAFTS, DraftReport
-from specplug.types.caps import Ragged
+from specplug.steps.plan_stage import PlanStage
+from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.plan import HostStats, RequestStats, StepReport
-from specplug.types.step import NO_SPECULATION, StepCost, StepPlan
+from specplug.types.step import NO_SPECULATION, StepCost, StepPlan, StepRecord
 
 R = TypeVar("R")
 
@@ -37,33 +32,9 @@ class Bounds(NamedTuple):
     cap: int | None
 
 
-class Launched(NamedTuple):
-    """A step that the engine has begun and whose results are pending.
-
-    Attributes:
-        plan: the plan of the drafts that it verifies.
-        step, requests, batch_size: of that plan, see `StepReport`; `step` is -1 if the step is not to be reported.
-        began: start time in seconds.
-        cost: its cost, of 0 seconds; None if it is not timed.
-    """
-
-    plan: StepPlan = NO_SPECULATION
-    step: int = -1
-    requests: int = 0
-    batch_size: int = 0
-    began: float = 0.0
-    cost: StepCost | None = None
-
-    def verifying(self, count: int) -> Launched:
-        """Return the step with `count` draft tokens in place of those it was launched with, if it is timed."""
-        if self.cost is None:
-            return self
-        return self._replace(cost=replace(self.cost, tokens=self.cost.requests + self.cost.prompt_tokens + count))
-
-
 _FOR_EVER = 1 << 62
 
-UNREPORTED = Launched()
+UNREPORTED = StepRecord()
 """A step that is neither timed nor reported to the planner."""
 
 REPORT_EVERY = 8
@@ -117,13 +88,12 @@ class StepPlanner(Generic[R]):
     """Plans steps of an engine whose requests are of type `R`.
 
     Args:
-        found, context: the server's settings, and the context that the policy is built with.
+        stage: the policy's plan half, with its faults contained.
+        caps: the engine's capabilities.
+        ceiling: returns the operator's present limit on the draft length; None if there is none.
         identify, measure, bounds: return a request's id, number of tokens, and bounds, which are asked for once.
-        registry: registry of plug-ins; by default the installed ones.
 
     Attributes:
-        stage: the policy's plan half, with its faults contained.
-        faults: counts per plug-in and kind, as in `SpecMetrics`.
         plan, steps: the newest plan, and the number of steps planned.
         is_off: whether the operator allowed no drafts when the newest plan was made, or it was a plan of several steps
             without drafts that was not made anew.  Its step is then `UNREPORTED`.
@@ -133,19 +103,16 @@ class StepPlanner(Generic[R]):
 
     def __init__(
         self,
-        found: ResolvedSettings,
-        context: PluginContext,
+        stage: PlanStage,
+        caps: EngineCaps,
+        ceiling: Callable[[], int | None],
         identify: Callable[[R], str],
         measure: Callable[[R], int],
         bounds: Callable[[R], Bounds],
-        registry: Registry | None = None,
     ) -> None:
-        self.resolved = found
-        self.caps = context.caps
-        self.faults: Counter[tuple[str, str]] = Counter()
-        plugins = registry or default_registry()
-        self.stage = build_plan_stage(found.settings, plugins, context, lambda *fault: self.faults.update([fault]))
-        self.control = OperatorControl(found.settings)
+        self.stage = stage
+        self.caps = caps
+        self._allowed = ceiling
         self.plan = NO_SPECULATION
         self.steps = 0
         self._holds_until = 0  # step before which the newest plan holds, for as many requests,
@@ -155,7 +122,7 @@ class StepPlanner(Generic[R]):
         self.is_off = False
         self.last_step: StepCost | None = None
         self._planned = self._drafting = 0  # number of requests, and of those that may draft
-        self._unread: list[tuple[Launched, Sequence[DraftResult], float, DraftReport]] = []  # arguments of `finish`
+        self._unread: list[tuple[StepRecord, Sequence[DraftResult], float, DraftReport]] = []  # arguments of `finish`
         self._ended = 0.0
         self._identify = identify
         self._measure = measure
@@ -176,7 +143,7 @@ class StepPlanner(Generic[R]):
         The planner is not called for a constant plan, nor while a plan of several steps holds.  While either holds for
         the same requests, and where a plan has no drafts or the operator allows none, nothing is done for these.
         """
-        ceiling = self.control.ceiling()
+        ceiling = self._allowed()
         holds = self.steps < self._holds_until and len(running) == self._planned and ceiling == self._ceiling
         last = running[-1] if running else None
         holds = holds and (not self.plan.draft_length or last is self._newest)
@@ -205,7 +172,7 @@ class StepPlanner(Generic[R]):
         self.steps += 1
         return plan
 
-    def launch(self, began: float, cost: StepCost, *, timed: bool = True) -> Launched:
+    def launch(self, began: float, cost: StepCost, *, timed: bool = True) -> StepRecord:
         """Record that the engine runs a step with the drafts of the newest plan; pass the result to `finish`.
 
         It is `UNREPORTED` while `is_off`.  It has no cost unless it is `timed`, i.e. its measured time covers this step
@@ -215,10 +182,10 @@ class StepPlanner(Generic[R]):
         if self.is_off:
             return UNREPORTED
         timed = timed and cost.tokens > 0 and (cost.draft_length > 0) == (self.plan.draft_length > 0)
-        return Launched(self.plan, self.steps - 1, self._drafting, self._planned, began, cost if timed else None)
+        return StepRecord(self.plan, self.steps - 1, self._drafting, self._planned, began, cost if timed else None)
 
     def finish(
-        self, step: Launched, results: Sequence[DraftResult], ended: float, drafts: DraftReport = NO_DRAFTS
+        self, step: StepRecord, results: Sequence[DraftResult], ended: float, drafts: DraftReport = NO_DRAFTS
     ) -> None:
         """Count the results of a step's `drafts`, which arrived at `ended`; steps finish in launch order.
 
@@ -241,7 +208,7 @@ class StepPlanner(Generic[R]):
         for step, results, ended, drafts in unread:
             self._count(step, results, ended, drafts)
 
-    def _count(self, step: Launched, results: Sequence[DraftResult], ended: float, drafts: DraftReport) -> None:
+    def _count(self, step: StepRecord, results: Sequence[DraftResult], ended: float, drafts: DraftReport) -> None:
         """Count the results of a step, and report it; see `finish`."""
         if undrafted := {name for name, cap in step.plan.caps.items() if cap == 0}:
             results = [result for result in results if result[0] not in undrafted]
