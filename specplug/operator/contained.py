@@ -16,7 +16,7 @@ _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGQUIT", "
 
 
 @contextmanager
-def contained(variables: Mapping[str, str]) -> Iterator[io.StringIO]:
+def isolated_process(variables: Mapping[str, str]) -> Iterator[io.StringIO]:
     """Run what imports and configures an engine, with further environment variables; yield what it prints.
 
     Engines print, configure logging, and set variables, signal handlers and the hook of exceptions.  All of it is put
@@ -50,7 +50,7 @@ def contained(variables: Mapping[str, str]) -> Iterator[io.StringIO]:
 
 
 @contextmanager
-def warnings_of(name: str) -> Iterator[list[str]]:
+def logged_messages(name: str) -> Iterator[list[str]]:
     """Yield the list that a logger's warnings are added to, whatever level its parents have."""
     found: list[str] = []
     logger = logging.getLogger(name)

@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import Any
 
 from specplug.errors import EngineError, SpecplugError, describe
-from specplug.operator.contained import contained, warnings_of
+from specplug.operator.contained import isolated_process, logged_messages
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import CheckResult, ProposerSpec
 from specplug.settings.model import Settings
@@ -45,11 +45,11 @@ class Launch:
     def announce(self) -> None:
         """Log the start-up line and the warnings, each once per process."""
         _log_once(logging.INFO, self.line)
-        for text in self.warnings:
+        for text in self.warning_messages:
             _log_once(logging.WARNING, text)
 
     @property
-    def warnings(self) -> list[str]:
+    def warning_messages(self) -> list[str]:
         """The warnings as they are logged."""
         return [f"{result.summary}. {result.remedy}" for result in self.advice if result.status != "ok"]
 
@@ -94,7 +94,7 @@ class ServerCommand:
         arguments = self.arguments_in(words)
         if arguments is None:
             raise EngineError.build("not a launch line", who=_WHO, found=repr(line), expected=self.expected)
-        with contained(variables) as printed, warnings_of("specplug") as logged:
+        with isolated_process(variables) as printed, logged_messages("specplug") as logged:
             try:
                 found = self.resolved(arguments)
             except SystemExit as error:  # the engine's parser has printed the mistake last
@@ -105,7 +105,7 @@ class ServerCommand:
                 raise own or self._refusal(describe(error)) from error
         if found is None:
             return None
-        more = [CheckResult("warn", text) for text in dict.fromkeys(logged) if text not in found.warnings]
+        more = [CheckResult("warn", text) for text in dict.fromkeys(logged) if text not in found.warning_messages]
         return replace(found, advice=(*found.advice, *more))
 
     def _refusal(self, found: str) -> SpecplugError:

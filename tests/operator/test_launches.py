@@ -16,7 +16,7 @@ import pytest
 
 from specplug.errors import EngineError, SpecplugError
 from specplug.operator import launches
-from specplug.operator.contained import contained
+from specplug.operator.contained import isolated_process
 from specplug.operator.startup import refuse_missing
 from specplug.plugins.registry import Owner, Registry, default_registry
 from specplug.plugins.specs import CheckResult, ProposerSpec, hookimpl
@@ -142,7 +142,7 @@ def test_the_engine_leaves_the_tools_process_as_it_was(line):
 
 
 def test_what_c_code_prints_is_no_output_of_the_tool(capfd):
-    with contained({}):
+    with isolated_process({}):
         os.write(1, b"from C")
     assert capfd.readouterr() == ("", "from C")
 

@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from specplug.errors import SettingsError
-from specplug.tools.cli.groups import grouped
+from specplug.tools.cli.groups import with_groups
 from specplug.tools.cli.html_report import HtmlFile, write_report
 from specplug.tools.cli.launch import flags, nested_options, prompt_form, server_form, start_engine
 from specplug.tools.cli.options import (
@@ -28,7 +28,7 @@ from specplug.tools.cli.options import (
     Raw,
     Timeout,
 )
-from specplug.tools.cli.output import AsJson, note, progress, show, table
+from specplug.tools.cli.output import AsJson, print_note, progress, show, table
 from specplug.tools.client.http import PATIENCE
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Reached:
         return {"api_key": self.api_key, "operator_key": self.operator_key, "patience": self.timeout}
 
 
-@grouped
+@with_groups
 def audit(
     audited: Annotated[
         str, typer.Argument(help="A server, such as http://127.0.0.1:8000, or a model: a folder, an id, or tiny.")
@@ -162,9 +162,9 @@ def audit(
     `specplug audit http://127.0.0.1:8000 http://127.0.0.1:8001 --prompts logs.jsonl --json`
     """
     from specplug.tools.audit.probe import CheckOutcome
-    from specplug.tools.audit.run import chosen, run
+    from specplug.tools.audit.run import choose_checks, run
 
-    selected = chosen(material.checks or [], material.samples)
+    selected = choose_checks(material.checks or [], material.samples)
     sides = _sides(audited, control, material, drafting, place, reached)
     with progress(quiet=as_json) as bar:
 
@@ -222,7 +222,7 @@ def _servers(audited: str, control: str | None, **given: Any) -> tuple[Open, Ope
     @contextmanager
     def noted(**mode: Any) -> Iterator[Side]:
         with connect(audited, **mode, **given) as side:
-            note(server_form(side.has_template, raw=given["raw"]))
+            print_note(server_form(side.has_template, raw=given["raw"]))
             yield side
 
     if control is None:
@@ -237,7 +237,7 @@ def _engines(model: str, overrides: dict[str, Any], *, raw: bool, **place: Any) 
     def audited() -> Iterator[Side]:
         with closing(start_engine(model, overrides, baseline=False, **place)) as running:
             form, described = prompt_form(model, raw=raw)
-            note(described)
+            print_note(described)
             yield TextEngineSide(running, drafts=True, form=form)
 
     @contextmanager

@@ -12,14 +12,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from specplug.tools.cli.groups import grouped
+from specplug.tools.cli.groups import with_groups
 from specplug.tools.cli.html_report import HtmlFile, Plot, write_report
-from specplug.tools.cli.launch import ascending, server_form
+from specplug.tools.cli.launch import parse_numbers, server_form
 from specplug.tools.cli.options import Raw, Server
-from specplug.tools.cli.output import AsJson, dim, note, print_error, progress, show, table
+from specplug.tools.cli.output import AsJson, print_error, print_note, progress, remark_text, show, table
 from specplug.tools.cli.replay import SHIPPED
 from specplug.tools.client.http import ServerClient
-from specplug.tools.client.interrupt import interruptible
+from specplug.tools.client.interrupt import run_interruptible
 
 if TYPE_CHECKING:
     from specplug.tools.bench.prompts import Block, Prompt
@@ -56,14 +56,14 @@ class Blocks:
 
     def deal(self, prompts: Sequence[Prompt], seed: int) -> list[Block]:
         """Assign the prompts to blocks."""
-        from specplug.tools.bench.prompts import deal, most_pairs
+        from specplug.tools.bench.prompts import assign_blocks, most_pairs
 
-        in_flight = ascending(self.concurrency, "numbers", "--concurrency")
+        in_flight = parse_numbers(self.concurrency, "numbers", "--concurrency")
         most = max(self.pairs, most_pairs(len(prompts), in_flight)) if self.until else self.pairs
-        return deal(prompts, in_flight, most, seed)
+        return assign_blocks(prompts, in_flight, most, seed)
 
 
-@grouped
+@with_groups
 def bench(
     url: Annotated[str, typer.Argument(help="The server, such as http://127.0.0.1:8000.")],
     prompts: Annotated[
@@ -105,7 +105,7 @@ def bench(
     dealt = blocks.deal(given, seed)
     checked = given[: blocks.check]
     run = _run(server.client(url), blocks, dealt, checked, quiet=as_json)
-    measured, same, about = asyncio.run(interruptible(run))
+    measured, same, about = asyncio.run(run_interruptible(run))
     compared = rows(measured, blocks.first_look)
     found = _Found(about, compared, same, len(checked), errors(measured))
     show(found.as_dict(), *found.parts(), as_json=as_json)
@@ -140,7 +140,7 @@ class _Found(NamedTuple):
         yield table(f"{self.about['model']} at {self.about['url']} ({versions})", _COLUMNS, map(_cells, self.rows))
         yield f"Texts identical in both modes: {self.same} of {self.checked}."
         yield from (row.advice for row in self.rows if row.advice)
-        yield dim(NOTE)
+        yield remark_text(NOTE)
 
     def verdict(self) -> Text:
         """Return the results in a line."""
@@ -155,12 +155,12 @@ async def _run(
 ) -> tuple[list[Measured], int, dict[str, Any]]:
     """Return the results of the blocks, the number of texts identical in both modes, and the server's description."""
     from specplug.tools.bench.prompts import as_chats
-    from specplug.tools.bench.report import looks, rows
+    from specplug.tools.bench.report import look_counts, rows
     from specplug.tools.bench.run import keeping_mode, measure, same_texts
 
     pairs = 1 + max(block.pair for block in blocks)
     first_look = options.first_look
-    stops = [pairs] if first_look is None else looks(first_look, pairs)
+    stops = [pairs] if first_look is None else look_counts(first_look, pairs)
 
     def is_known(measured: Sequence[Measured]) -> bool:
         return rows(measured, first_look)[0].throughput.is_known
@@ -169,7 +169,7 @@ async def _run(
         status = await server.status()
         name = options.model or await server.model()
         has_template = not options.raw and await server.has_chat_template(name)
-        note(server_form(has_template, raw=options.raw))
+        print_note(server_form(has_template, raw=options.raw))
         if has_template:
             check = as_chats(check)
             blocks = [replace(block, prompts=tuple(as_chats(block.prompts))) for block in blocks]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specplug.tools.cli.groups import grouped
+from specplug.tools.cli.groups import with_groups
 from specplug.tools.cli.output import AsJson, show, table
 
 corpus = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
@@ -80,7 +80,7 @@ MaxTokens = Annotated[
 
 
 @corpus.command()
-@grouped
+@with_groups
 def build(
     store: Root,
     sources: Sources,
@@ -113,7 +113,7 @@ def build(
 
 
 @corpus.command()
-@grouped
+@with_groups
 def add(
     store: Root,
     sources: Sources,
@@ -138,7 +138,7 @@ def add(
 
 
 @corpus.command()
-@grouped
+@with_groups
 def sync(
     store: Root,
     sources: Sources,
@@ -250,7 +250,7 @@ def inspect(
     elif continues is not None:
         data, shown = inspection.continuations(continues)
     else:
-        data, shown = inspection.overview()
+        data, shown = inspection.describe()
     show(data, *shown, as_json=as_json)
 
 

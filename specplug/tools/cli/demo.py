@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from specplug.tools.cli.groups import grouped
+from specplug.tools.cli.groups import with_groups
 from specplug.tools.cli.launch import TEMPLATE, prompt_form, start_engine
 from specplug.tools.cli.options import Drafting, Place, Raw
-from specplug.tools.cli.output import AsJson, console, counting, dim, note, show, table
+from specplug.tools.cli.output import AsJson, console, print_note, progress_counter, remark_text, show, table
 from specplug.tools.demo.tasks import KINDS, Task, chat_tasks, make_tasks
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ OF_CHATS = NOTE.format(over="") + (
 )
 
 
-@grouped
+@with_groups
 def demo(
     model: Annotated[str, typer.Option(help="A folder, a model id, or a shipped model.")] = "tiny",
     tasks: Annotated[int | None, typer.Option(min=1, help="Tasks of each kind; by default 12, or all 2 chats.")] = None,
@@ -71,7 +71,7 @@ def demo(
         closing(start_engine(model, chosen, **own)) as speculative,
     ):
         form, described = prompt_form(model, raw=raw)
-        note(described)
+        print_note(described)
         chats = described == TEMPLATE
         first, items = _tasks(chats, tasks, seed)
         most = max_tokens or (64 if chats else 400)
@@ -86,7 +86,7 @@ def demo(
     show(
         {"model": description, "note": remark, "rows": [asdict(row) for row in rows]},
         table(f"Without and with speculation: {description}", _COLUMNS, map(_cells, rows)),
-        dim(remark),
+        remark_text(remark),
         _verdict(rows[-1]),
         *([] if plot is None else [f"Plot: {plot}"]),
         as_json=as_json,
@@ -132,7 +132,7 @@ def _compare(
     out.print(Text(f"> {first.prompt}", style="bold"))
     serve(speculative, form(first.prompt), max_tokens, lambda text: out.print(Text(text), end=""))
     out.print("\n")
-    with counting("without and with speculation", len(tasks), quiet=quiet) as advance:
+    with progress_counter("without and with speculation", len(tasks), quiet=quiet) as advance:
         pairs = run_pairs(tasks, plain, speculative, max_tokens, lambda _: advance(), form)
     kinds = dict.fromkeys(task.kind for task in tasks)
     return [summarise(kind, [it for it in pairs if it.task.kind == kind]) for kind in kinds] + [summarise("all", pairs)]

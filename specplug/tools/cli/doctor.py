@@ -19,10 +19,10 @@ from specplug.plugins.specs import CheckResult, CheckSpec
 from specplug.settings import DEFAULT_ORIGIN, ResolvedSettings, Settings, leaves, load_settings
 from specplug.settings.mistakes import flatten
 from specplug.settings.sources import after_engine
-from specplug.tools.cli.groups import grouped
+from specplug.tools.cli.groups import with_groups
 from specplug.tools.cli.launch import read_text
 from specplug.tools.cli.options import Raw
-from specplug.tools.cli.output import AsJson, console, dim, printable, show, table
+from specplug.tools.cli.output import AsJson, console, printable_text, remark_text, show, table
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 """The colour of each status."""
@@ -86,7 +86,7 @@ class Pair:
             return [CheckReport(name, "specplug", result) for name, result in run]
 
 
-@grouped
+@with_groups
 def doctor(
     launch: Annotated[str, typer.Option(metavar="LINE", help="Check an engine's launch line, and nothing else.")] = "",
     everything: Annotated[
@@ -149,9 +149,11 @@ def _verdict(found: Sequence[CheckReport], *, launch_alone: bool) -> Text:
     counted = f", with {warnings} warning{'s' * (warnings > 1)}" * bool(warnings)
     if failed:
         more = f". {len(failed) - 1} more failed" * bool(failed[1:])
-        return Text(printable(f"{'The server does not start' if launch_alone else 'Failed'}: {failed[0]}{more}"), "red")
+        return Text(
+            printable_text(f"{'The server does not start' if launch_alone else 'Failed'}: {failed[0]}{more}"), "red"
+        )
     passed = f"The server starts{counted}: {found[0].result.summary}" if launch_alone else f"Nothing failed{counted}."
-    return Text(printable(passed), COLOURS["warn" if warnings else "ok"])
+    return Text(printable_text(passed), COLOURS["warn" if warnings else "ok"])
 
 
 def _settings(values: Sequence[Mapping[str, Any]] | None, everything: bool) -> Iterator[Table | Text]:
@@ -163,7 +165,7 @@ def _settings(values: Sequence[Mapping[str, Any]] | None, everything: bool) -> I
     if cells:
         yield table("Settings", ("setting", "value", "from", "meaning"), cells)
     if len(shown) < len(values):
-        yield dim(f"{len(values) - len(shown)} settings are at their defaults; --all shows them.")
+        yield remark_text(f"{len(values) - len(shown)} settings are at their defaults; --all shows them.")
 
 
 def _lines(file: Path) -> list[str]:

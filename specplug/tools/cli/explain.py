@@ -18,16 +18,16 @@ from specplug.explain.explanation import BARE, LOST, OWN, Explanation, explained
 from specplug.text.token_texts import decoder
 from specplug.text.tokenizers import load_tokenizer
 from specplug.tools.cli.explain_page import page
-from specplug.tools.cli.groups import grouped
+from specplug.tools.cli.groups import with_groups
 from specplug.tools.cli.options import Server
-from specplug.tools.cli.output import AsJson, note, printable, show, table
+from specplug.tools.cli.output import AsJson, print_note, printable_text, show, table
 from specplug.tools.client.http import ServerClient
-from specplug.tools.client.interrupt import interruptible
+from specplug.tools.client.interrupt import run_interruptible
 
 _COLOURS = ("green", "cyan", "magenta", "yellow", "bright_blue", "bright_green")
 
 
-@grouped
+@with_groups
 def explain(
     source: Annotated[str, typer.Argument(metavar="URL|FILE", help="A server that writes a trace, or a trace.")],
     request: Annotated[str, typer.Argument(help="The `id` of an answer, or the begin of it.")],
@@ -53,7 +53,7 @@ def explain(
     """
     if source.startswith(("http://", "https://")):
         server = reached.client(source)
-        found = asyncio.run(interruptible(_requested(server, request, tenant)))
+        found = asyncio.run(run_interruptible(_requested(server, request, tenant)))
     else:
         library = None if tokenizer is None else load_tokenizer(tokenizer).library
         found = explained(rows_of(source, request, tenant), decoder(library))
@@ -64,7 +64,7 @@ def explain(
         html.write_text(page(found), encoding="utf-8")
     except OSError as error:
         raise RequestError.build("cannot write the page", who=str(html), found=error.strerror) from error
-    note(f"{html} is written")
+    print_note(f"{html} is written")
 
 
 async def _requested(server: ServerClient, request: str, tenant: str | None) -> Explanation:
@@ -75,8 +75,8 @@ async def _requested(server: ServerClient, request: str, tenant: str | None) -> 
 
 def _parts(found: Explanation) -> Iterator[Table | Text | str]:
     styles = dict(zip(found.sources, cycle(_COLOURS), strict=False)) | {OWN: "", BARE: "dim", LOST: "bold red"}
-    yield Text.assemble(*((printable(text), styles[kind]) for text, kind, _ in found.spans()))
-    rows = [(Text(printable(kind), styles[kind]), of) for kind, of in found.legend()]
+    yield Text.assemble(*((printable_text(text), styles[kind]) for text, kind, _ in found.spans()))
+    rows = [(Text(printable_text(kind), styles[kind]), of) for kind, of in found.legend()]
     yield ""
     yield table(found.title, ("given by", "how much"), rows)
     yield from (f"- {sentence}" for sentence in found.verdict)

@@ -13,10 +13,10 @@ import typer
 
 from specplug.errors import RequestError
 from specplug.plugins.embedded import TextEngine, TextRequest
-from specplug.tools.cli.groups import grouped
+from specplug.tools.cli.groups import with_groups
 from specplug.tools.cli.launch import TEMPLATE, prompt_form, read_text, start_engine
 from specplug.tools.cli.options import Drafting, Place, Raw
-from specplug.tools.cli.output import AsJson, faults_of, note, show
+from specplug.tools.cli.output import AsJson, faults_of, print_note, show
 from specplug.tools.demo.compare import loop_mask
 
 RAW_ENDS = "; instruct models often do so with a raw prompt, so leave out --raw"
@@ -67,7 +67,7 @@ class Sampling:
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeat.")] = None
 
 
-@grouped
+@with_groups
 def generate(
     model: Annotated[str, typer.Argument(help="A folder, a model id, or a shipped model: tiny.")],
     given: Prompts,
@@ -100,7 +100,7 @@ def generate(
     settings = drafting.settings(mode=None if speculate else "off")
     with closing(start_engine(model, settings, **place.arguments())) as running:
         form, described = prompt_form(model, raw=given.raw, system=given.system)
-        note(described)
+        print_note(described)
         own = {**asdict(sampling), "stop": tuple(sampling.stop or ())}
         requests = [TextRequest(prompt=form(text), specplug=fields, **own) for text in texts]
         answers, seconds = _serve(running, requests, show=not as_json)
@@ -111,7 +111,7 @@ def generate(
         statistics["identical"] = answers == expected if sampling.temperature == 0 else None
     for number, answer in enumerate(answers, 1):
         if why := _ended_at_once(answer, sampling):
-            note(f"answer {number} of {len(answers)} {why}{RAW_ENDS if given.raw else ''}")
+            print_note(f"answer {number} of {len(answers)} {why}{RAW_ENDS if given.raw else ''}")
     if as_json:
         statistics["chat_template"] = described == TEMPLATE
         show({"answers": answers, "statistics": statistics}, as_json=True)
@@ -184,17 +184,18 @@ def _print_statistics(found: dict[str, Any]) -> None:
         f"{found['drafted']} drafted, {'none' if rate is None else f'{rate:.0%}'} accepted",
         *loops,
         *faults_of(found["faults"]),
-        rate_shown(found["tokens_per_second"]),
+        rate_text(found["tokens_per_second"]),
         found["model"],
     ]
-    note("; ".join(parts))
+    print_note("; ".join(parts))
     if "plain_seconds" in found:
         verdicts = {True: "outputs are identical", False: "outputs DIFFER", None: "sampled, so outputs may differ"}
         ratio = found["plain_seconds"] / found["seconds"]
-        plain = rate_shown(found["tokens"] / found["plain_seconds"])
-        note(f"plain decoding: {plain}; {ratio:.2f} times as fast with speculation; {verdicts[found['identical']]}")
+        plain = rate_text(found["tokens"] / found["plain_seconds"])
+        verdict = verdicts[found["identical"]]
+        print_note(f"plain decoding: {plain}; {ratio:.2f} times as fast with speculation; {verdict}")
 
 
-def rate_shown(rate: float) -> str:
+def rate_text(rate: float) -> str:
     """Return a rate in tokens per second as text, with a decimal below 10."""
     return f"{rate:.{1 if rate < 10 else 0}f} tokens/s"

@@ -9,7 +9,7 @@ from inspect import Parameter, Signature, signature
 from typing import Any, get_type_hints
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command for Typer that takes the options of its groups in their places, and makes the groups of them."""
     parameters = signature(command, eval_str=True).parameters.values()
     groups: dict[str, Any] = {each.name: each.annotation for each in parameters if is_dataclass(each.annotation)}

@@ -99,7 +99,7 @@ def server_form(has_template: bool, *, raw: bool) -> str:
     return RAW if raw else TEMPLATE if has_template else AS_GIVEN
 
 
-def ascending(text: str, what: str, who: str) -> list[int]:
+def parse_numbers(text: str, what: str, who: str) -> list[int]:
     """Return positive integers, ascending, without repeats.
 
     Anything else raises `SettingsError`; `what` names the numbers and `who` the option.

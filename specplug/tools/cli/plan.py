@@ -10,11 +10,11 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from specplug.errors import EngineError, SettingsError, suggest
-from specplug.tools.cli.groups import grouped
-from specplug.tools.cli.launch import ascending, find_model
+from specplug.tools.cli.groups import with_groups
+from specplug.tools.cli.launch import find_model, parse_numbers
 from specplug.tools.cli.options import OperatorKey
-from specplug.tools.cli.output import AsJson, dim, show
-from specplug.tools.cli.plan_tables import comparison, description_of, experts_touched, memory_line, tables
+from specplug.tools.cli.output import AsJson, remark_text, show
+from specplug.tools.cli.plan_tables import comparison_table, description_of, experts_touched, memory_line, tables
 from specplug.tools.forecast.acceptance import DraftAcceptance, by_position, read_rates, read_replay
 from specplug.tools.forecast.speedup import GPUS, CostModel, Gpu, RooflineCost, forecast, measured_cost, saturation_cost
 
@@ -99,7 +99,7 @@ class Drafts:
             raise SettingsError.build(what, who="--draft-model", remedy="Give --target or --draft-cost")
         shape = _shape(self.draft_model)
         gpu = roofline.gpu if roofline else Gpu(1.0, 1.0)
-        return RooflineCost(shape, gpu, weight_bits=_bits(shape), **target.common())
+        return RooflineCost(shape, gpu, weight_bits=_bits(shape), **target.common_arguments())
 
     def per_token(self, model: RooflineCost | None, roofline: RooflineCost | None) -> Callable[[int], float]:
         """Return the cost of drafting one token by batch size, in steps without drafts."""
@@ -133,11 +133,11 @@ class Target:
     weight_bits: Annotated[float | None, typer.Option(min=1, help="Bits per weight; by default config.json's.")] = None
     kv_bits: Annotated[float, typer.Option(min=1, help="Bits per element of the KV cache.")] = 16
 
-    def common(self) -> dict[str, Any]:
+    def common_arguments(self) -> dict[str, Any]:
         """Return what the target and a draft model share."""
         return {"context": self.context, "kv_bits": self.kv_bits, "tensor_parallel": self.tensor_parallel}
 
-    def roofline(self) -> RooflineCost | None:
+    def roofline_cost(self) -> RooflineCost | None:
         """Return the roofline of the target; None without one."""
         if self.target is None:
             for name in ("gpu", "bandwidth", "flops", "weight_bits"):
@@ -148,7 +148,7 @@ class Target:
                     )
             return None
         shape = _shape(self.target)
-        return RooflineCost(shape, self._gpu(), weight_bits=_bits(shape, self.weight_bits), **self.common())
+        return RooflineCost(shape, self._gpu(), weight_bits=_bits(shape, self.weight_bits), **self.common_arguments())
 
     def _gpu(self) -> Gpu:
         """Return the GPU of that name, with the rates that are named, in tera per second, in place of its own."""
@@ -174,7 +174,7 @@ class StepTime(NamedTuple):
     is_measured: bool = False
 
 
-@grouped
+@with_groups
 def plan(
     source: Source,
     drafts: Drafts,
@@ -208,8 +208,8 @@ def plan(
 
     `specplug replay --engine-drafter 0.8,0.7 --json > both.json; specplug plan --replay both.json --draft-cost 0.05`
     """
-    batches = ascending(drafts.batch, "batch sizes", "--batch")
-    roofline = target.roofline()
+    batches = parse_numbers(drafts.batch, "batch sizes", "--batch")
+    roofline = target.roofline_cost()
     step = _step_time(measured, roofline, source.metrics, operator_key, target.context)
     overhead = (0.0 if step.is_measured else 0.02) if drafts.overhead is None else drafts.overhead
     model = drafts.model(target, roofline)
@@ -231,8 +231,8 @@ def plan(
     }
     remarks = [] if memory is None else [memory_line(memory, batches[-1])]
     remarks += [f"Acceptance: {acceptance.source}.", f"Cost: {step.basis}; drafting adds {overhead:g} of a step."]
-    compared = [] if len(acceptances) == 1 else [comparison(forecasts)]
-    show(data, *compared, *tables(rows, step.unit, roofline), *remarks, dim(NOTE), as_json=as_json)
+    compared = [] if len(acceptances) == 1 else [comparison_table(forecasts)]
+    show(data, *compared, *tables(rows, step.unit, roofline), *remarks, remark_text(NOTE), as_json=as_json)
 
 
 def _step_time(

@@ -28,7 +28,7 @@ def tables(rows: Sequence[dict[str, Any]], unit: str, roofline: RooflineCost | N
         )
 
 
-def comparison(forecasts: Sequence[Sequence[dict[str, Any]]]) -> Table:
+def comparison_table(forecasts: Sequence[Sequence[dict[str, Any]]]) -> Table:
     """Return the best of each of the drafts, and what both drafters gain over the better one alone."""
     lines = []
     for rows in zip(*forecasts, strict=True):

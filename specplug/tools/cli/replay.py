@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from specplug.errors import SettingsError, suggest
@@ -16,10 +17,10 @@ from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER, HYBRID
 from specplug.settings import ResolvedSettings, Settings
 from specplug.settings.sources import after_engine
-from specplug.tools.cli.groups import grouped
-from specplug.tools.cli.launch import ascending, flags, nested_options, settings_of
+from specplug.tools.cli.groups import with_groups
+from specplug.tools.cli.launch import flags, nested_options, parse_numbers, settings_of
 from specplug.tools.cli.options import PluginOptions, Policy
-from specplug.tools.cli.output import AsJson, counting, dim, show, table
+from specplug.tools.cli.output import AsJson, progress_counter, remark_text, show, table
 
 if TYPE_CHECKING:
     from specplug.text.tokenizers import Tokenizer
@@ -55,7 +56,7 @@ class Drafters:
         ),
     ] = None
 
-    def setups(self, texts: Texts) -> list[Setup]:
+    def build_setups(self, texts: Texts) -> list[Setup]:
         """Return the setups to replay; without a proposer, that of the settings."""
         from specplug.tools.replay.engine import Setup
 
@@ -104,7 +105,7 @@ class Texts:
         return everything, texts
 
 
-@grouped
+@with_groups
 def replay(
     traces: Annotated[
         list[Path] | None, typer.Argument(help="Files or folders of .jsonl traces; by default the shipped ones.")
@@ -152,15 +153,15 @@ def replay(
     from specplug.tools.replay.run import ReplayRun
     from specplug.tools.replay.score import ScoringRoofline
 
-    sizes = ascending(batch, "batch sizes", "--batch")
+    sizes = parse_numbers(batch, "batch sizes", "--batch")
     modes = _modes(mode)
-    runs = [ReplayRun(setup, each, size) for setup in drafters.setups(texts) for each in modes for size in sizes]
+    runs = [ReplayRun(setup, each, size) for setup in drafters.build_setups(texts) for each in modes for size in sizes]
     loaded = load_tokenizer(tokenizer or _default_tokenizer())
     found = _execute(runs, texts, traces or [SHIPPED], loaded, jobs=jobs, quiet=as_json)
     report = ReplayReport(found, ScoringRoofline(saturation, overhead))
     name = loaded.fingerprint.name
     tables = [table(*each) for each in report.tables()]
-    parts = [*tables, dim(_note(name, report.roofline)), *_faults(report)]
+    parts: list[Table | Text] = [*tables, remark_text(_note(name, report.roofline)), *_faults(report)]
     show({"tokenizer": name, **report.as_dict()}, *parts, as_json=as_json)
     if report.faults():
         raise typer.Exit(1)
@@ -186,9 +187,9 @@ def _execute(
 
     everything, chosen = texts.read(traces)
     label = f"tokenising ({tokenizer.fingerprint.name})"
-    with counting(label, sum(map(len, chosen.values())), quiet=quiet) as advance:
+    with progress_counter(label, sum(map(len, chosen.values())), quiet=quiet) as advance:
         items = {workload: tokenize(found, tokenizer, advance) for workload, found in chosen.items()}
-    with counting("replaying", len(runs) * sum(map(len, items.values())), quiet=quiet) as advance:
+    with progress_counter("replaying", len(runs) * sum(map(len, items.values())), quiet=quiet) as advance:
         return execute(
             runs,
             items,
@@ -206,12 +207,14 @@ def _distractors(
     loaded: Tokenizer,
 ) -> Distractors:
     """Return for each workload corpora of the others' prompts, unmodified and regardless of the limit."""
-    from specplug.tools.replay.items import distractors
+    from specplug.tools.replay.items import distractor_corpora
 
     if not count:
         return {}
     prompts = {name: [loaded.encode(item.prompt) for item in found] for name, found in everything.items()}
-    return {name: distractors([prompts[other] for other in prompts if other != name], count) for name in workloads}
+    return {
+        name: distractor_corpora([prompts[other] for other in prompts if other != name], count) for name in workloads
+    }
 
 
 def _modes(text: str) -> list[Mode]:

@@ -15,12 +15,12 @@ from rich.live import Live
 from rich.text import Text
 
 from specplug.errors import EngineError
-from specplug.tools.cli.groups import grouped
+from specplug.tools.cli.groups import with_groups
 from specplug.tools.cli.options import Server, Timeout
-from specplug.tools.cli.output import console, dim, faults_of, printable, table
+from specplug.tools.cli.output import console, faults_of, printable_text, remark_text, table
 from specplug.tools.client.figures import Reading, figures, read
 from specplug.tools.client.http import Refused, ServerClient
-from specplug.tools.client.interrupt import discard_output, interruptible
+from specplug.tools.client.interrupt import discard_output, run_interruptible
 
 MOST_POSITIONS = 16
 """Positions whose acceptance is shown."""
@@ -35,7 +35,7 @@ class WatchedServer(Server):
     timeout: Timeout = 10.0
 
 
-@grouped
+@with_groups
 def watch(
     url: Annotated[str, typer.Argument(help="The server, such as http://127.0.0.1:8000.")],
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two readings.")] = 2.0,
@@ -59,7 +59,7 @@ def watch(
     """
     server = reached.client(url)
     try:
-        asyncio.run(interruptible(_watch(server, interval, once=once, as_json=as_json)))
+        asyncio.run(run_interruptible(_watch(server, interval, once=once, as_json=as_json)))
     except KeyboardInterrupt:
         discard_output()
 
@@ -93,13 +93,13 @@ def _shown(as_json: bool) -> Iterator[Any]:
     if as_json:
         yield lambda found: typer.echo(json.dumps(found))
     elif not out.is_terminal:
-        yield lambda found: out.print(screen(found))
+        yield lambda found: out.print(screen_view(found))
     else:
         with Live(console=out, auto_refresh=False, vertical_overflow="visible") as live:
             last: list[RenderableType] = []  # stays while the server is away
 
             def update(found: dict[str, Any]) -> None:
-                shown = screen(found)
+                shown = screen_view(found)
                 live.update(Group(*last, shown) if found["error"] else shown, refresh=True)
                 if not found["error"]:
                     last[:] = [shown]
@@ -107,18 +107,18 @@ def _shown(as_json: bool) -> Iterator[Any]:
             yield update
 
 
-def screen(found: dict[str, Any]) -> RenderableType:
+def screen_view(found: dict[str, Any]) -> RenderableType:
     """Return one document for people."""
     if found["error"] is not None:
-        return Text(printable(f"{found['error']}; trying again"), style="red")
+        return Text(printable_text(f"{found['error']}; trying again"), style="red")
     seconds = found["seconds"]
     server = found["server"]
     since = "since the server's start" if seconds is None else f"over {seconds:.1f} s"
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    head = Text(printable(f"{found['url']} ({versions}), {found['time'][11:19]}, {since}"), style="bold")
+    head = Text(printable_text(f"{found['url']} ({versions}), {found['time'][11:19]}, {since}"), style="bold")
     remark = [Text("The server has restarted.", style="yellow")] if found["restarted"] else []
     if server is None:
-        own = dim("The server has no /metrics of its own; SGLang has them with --enable-metrics.")
+        own = remark_text("The server has no /metrics of its own; SGLang has them with --enable-metrics.")
     else:
         rate = server["tokens_per_second"]
         counted = "" if rate is None else f" {rate:,.1f} tokens per second,"
@@ -132,7 +132,7 @@ def _engine(engine: dict[str, Any], seconds: float | None) -> Iterator[Renderabl
     longest = f"{engine['planned_tokens']} draft tokens planned, at most {engine['ceiling_tokens']}"
     yield Text(f"\nEngine {engine['engine']}: mode {engine['mode']}, {longest}: {engine['reason']}", style="bold")
     if engine["why"]:
-        yield dim(printable(engine["why"]))
+        yield remark_text(printable_text(engine["why"]))
     tau, saved, factor = (engine[name] for name in ("tokens_per_step", "steps_saved", "predicted_speedup"))
     measured = [] if tau is None or saved is None else [f"{tau:.2f} tokens per step, {saved:.0%} of the steps saved"]
     expected = [] if factor is None else [f"drafting is expected to be {factor:.2f} times as fast as none"]
@@ -144,7 +144,7 @@ def _engine(engine: dict[str, Any], seconds: float | None) -> Iterator[Renderabl
         columns = ("source", *(f"{what}{unit}" for what in ("tokens", "steps", "drafted", "accepted")))
         yield table("", (*columns, "acceptance", "tokens per step"), rows, whole=1)
     else:
-        yield dim("No tokens were emitted.")
+        yield remark_text("No tokens were emitted.")
     shares = [f"{share:.0%}" for share in engine["acceptance_by_position"][:MOST_POSITIONS] if share is not None]
     if shares:
         yield Text(f"Acceptance by position, from the first: {'  '.join(shares)}")
@@ -152,7 +152,7 @@ def _engine(engine: dict[str, Any], seconds: float | None) -> Iterator[Renderabl
         new = faults_of(engine["new_faults"])
         style = "red" if new else "yellow"
         more = f"; new: {', '.join(new)}" if new else ""
-        yield Text(printable(f"Faults: {', '.join(faults_of(engine['faults']))}{more}"), style=style)
+        yield Text(printable_text(f"Faults: {', '.join(faults_of(engine['faults']))}{more}"), style=style)
     if engine["corpora"] is not None:
         corpora, tokens, problems = engine["corpora"].values()
         yield Text(f"Corpora: {corpora}, {tokens:,} tokens, {problems} problems", style="red" if problems else "")
