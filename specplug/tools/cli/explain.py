@@ -13,12 +13,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from specplug.errors import RequestError
 from specplug.explain.explanation import BARE, LOST, OWN, Explanation, explained, rows_of
 from specplug.text.token_texts import decoder
 from specplug.text.tokenizers import load_tokenizer
-from specplug.tools.cli.explain_page import page
+from specplug.tools.cli.explain_page import page_parts
 from specplug.tools.cli.groups import with_groups
+from specplug.tools.cli.html_report import write_report
 from specplug.tools.cli.options import Server
 from specplug.tools.cli.output import AsJson, print_note, printable_text, show, table
 from specplug.tools.client.http import ServerClient
@@ -60,10 +60,8 @@ def explain(
     if html is None:
         show(found.model_dump(), *_parts(found), as_json=as_json)
         return
-    try:
-        html.write_text(page(found), encoding="utf-8")
-    except OSError as error:
-        raise RequestError.build("cannot write the page", who=str(html), found=error.strerror) from error
+    first, *more = found.verdict or [found.title]
+    write_report(html, found.title, Text(first), [*more, *page_parts(found)], None, found.model_dump())
     print_note(f"{html} is written")
 
 
