@@ -1,14 +1,11 @@
 """vLLM checks of ``specplug doctor``.
 
 vLLM derives omitted arguments from device and model, so only vLLM knows which runner serves or how many tokens a step
-may hold.  It resolves a launch line in a separate process: ``python -m specplug_vllm.doctor ARGUMENTS``.
+may hold.  It resolves a launch line without starting anything.
 """
 
 from __future__ import annotations
 
-import sys
-
-from specplug.operator import launches
 from specplug.operator.launches import Launch, ServerCommand, awaited_proposers
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
@@ -61,17 +58,6 @@ def arguments_in(words: list[str]) -> list[str] | None:
     return None
 
 
-COMMAND = ServerCommand(
-    engine="vLLM",
-    package="vllm",
-    module="specplug_vllm.doctor",
-    arguments_in=arguments_in,
-    expected="'vllm serve MODEL ...'",
-    enabling="--additional-config.specplug.proposer ngram",
-    variables={"VLLM_LOGGING_LEVEL": "ERROR"},
-)
-
-
 def resolved_launch(arguments: list[str]) -> Launch | None:
     """Parse a server's arguments and build its engine configuration, with vLLM's own code."""
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -94,5 +80,11 @@ def resolved_launch(arguments: list[str]) -> Launch | None:
     return advice.launch_of(config)
 
 
-if __name__ == "__main__":
-    launches.tell(resolved_launch, sys.argv[1])
+COMMAND = ServerCommand(
+    engine="vLLM",
+    package="vllm",
+    resolved=resolved_launch,
+    arguments_in=arguments_in,
+    expected="'vllm serve MODEL ...'",
+    enabling="--additional-config.specplug.proposer ngram",
+)

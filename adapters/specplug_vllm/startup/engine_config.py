@@ -35,7 +35,7 @@ from specplug_vllm.config import (
     PROPOSER,
     SECTION,
     has_proposers,
-    resolve_settings,
+    require_settings,
     runner_of,
     section_of,
     use_of,
@@ -115,10 +115,11 @@ def _check(vllm_config: Any) -> None:
     """
     try:
         seams.require("config")
-        resolve_settings(vllm_config)
+        found = require_settings(vllm_config)
         refusals.refuse_unsupported(vllm_config)
         recurrent.refuse_unsupported(vllm_config)
         refusals.refuse_processors(vllm_config)
+        startup.refuse_missing(found.settings, vllm_config.device_config.device_type)
     except SpecplugError:
         startup.show_message_only()
         raise

@@ -40,7 +40,7 @@ class Setup:
         gamma: `num_speculative_tokens`, most draft tokens per request and step.
         references: pass the items' documents as references of their requests.
         corpus: make the documents of all items a corpus, which proposers may draft from.
-        distractors: further corpora, the documents of each; see `specplug.tools.replay.items.distractors`.
+        distractors: further corpora, the documents of each; see `specplug.tools.replay.items.distractor_corpora`.
         engine_rates: of a drafter of the engine's own, how often its token at each position is right if those before it
             are; see `SimulatedDrafter`.  The proposer continues its drafts, or is `ENGINE_DRAFTER`: it drafts alone.
     """

@@ -41,7 +41,7 @@ print(json.dumps({group: sorted(e.name for e in importlib.metadata.entry_points(
 ASK = """
 import importlib, json, sys
 command = importlib.import_module(f"specplug_{sys.argv[1]}.doctor").COMMAND
-print(json.dumps(command.ask(sys.argv[2]).settings))
+print(json.dumps(command.launch(sys.argv[2]).settings))
 """
 
 FILES = """
