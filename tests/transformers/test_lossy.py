@@ -54,6 +54,8 @@ def test_requests_in_one_batch_are_as_strict_as_they_say(engine, answer):
     assert [list(output.token_ids) for output in outputs] == [answer] * len(STRICT)
     assert list(lenient.token_ids) != answer
     assert lenient.steps < min(output.steps for output in outputs)
+    counted = engine.metrics.snapshot().lossy.accepted
+    assert counted == sum(output.accepted for output in (lenient, *outputs[1:])), "of those that name the verifier"
 
 
 @pytest.mark.parametrize(("fields", "departs"), [(STRICT[0], None), (STRICT[1], False), (LENIENT, True)])
