@@ -126,7 +126,7 @@ FEATURES: dict[str, Cells] = {
         S: "test_suite.py::TestFeatures::test_prefix_caching[overlap",
     },
     "chunked prefill": {
-        T: "test_models.py::test_left_over_entries_are_never_seen",
+        T: "test_models.py::test_every_model_gives_its_own_answers",
         V1: "test_fields.py::test_a_field_is_as_its_row_says[v1-max_tokens-wrong-alone-chunks",
         V2: "test_fields.py::test_a_field_is_as_its_row_says[v2_async-max_tokens-wrong-alone-chunks",
         S: "test_fields.py::test_a_field_is_as_its_row_says[overlap-max_new_tokens-wrong-beside-chunks",

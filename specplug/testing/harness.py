@@ -125,8 +125,8 @@ class ProposerHarness:
                 drafts = [driver.step(self.draft_length, order=["new"]).by_request()]
                 driver.extend("new", text[begin + 4 : begin + 7])
                 found.append([*drafts, driver.step(self.draft_length, order=["new"]).by_request()])
-        expected, seen = found
-        self.assert_same(expected, seen, when)
+        expected, drafted = found
+        self.assert_same(expected, drafted, when)
 
     @property
     def caps(self) -> ProposerCaps:

@@ -16,7 +16,7 @@ from specplug_transformers import GenerateRequest, SamplingParams
 from specplug_transformers.state import TextStream
 from tests.engines import plain
 from tests.transformers.conftest import greedy, requests_of
-from tests.transformers.toys import CONTEXT, EOS, VOCAB, Oracle, Recorder, prompts
+from tests.transformers.toys import CONTEXT, EOS, VOCAB, Oracle, Recorder
 
 SPECIAL = ["<bos>", "</s>", "<pad>"]
 TEXT = "Grüße, 東京! naïve ½ 🙂 end. "
@@ -146,20 +146,6 @@ def test_without_an_end_in_the_generation_config_nothing_ends(make_engine, llama
     [output] = make_engine().generate(requests_of([PROMPT], **biased))
     assert list(output.token_ids) == greedy(llama, PROMPT, 8, sequence_bias=[[[EOS], 9.0]])
     assert EOS in output.token_ids[:-1]
-
-
-def test_greedy_ends_where_generate_ends(make_engine, llama):
-    """Twelve random prompts, some of which end by the end of sequence, and others at each number of tokens."""
-    texts = prompts(12, seed=3)
-    expected = [greedy(llama, prompt, 18 + place % 6) for place, prompt in enumerate(texts)]
-    assert len({answer[-1] == EOS for answer in expected}) == 2, "some must end early and some not"
-    engine = make_engine(proposer="oracle")
-    Oracle.answers = {f"request-{index}": [*answer, 7, 7] for index, answer in enumerate(expected)}
-    requests = [requests_of([text], max_tokens=18 + place % 6)[0] for place, text in enumerate(texts)]
-    outputs = engine.generate(requests)
-    assert [list(output.token_ids) for output in outputs] == expected
-    for output in outputs:
-        assert output.finish_reason == ("stop" if output.token_ids[-1] == EOS else "length")
 
 
 def test_the_context_is_a_limit(make_engine):
