@@ -83,7 +83,7 @@ class DeviceSteps:
         self._sums = DraftSums.allocate(stage)
         self._records = self._sums.records.numpy()
         self._recorded = self._read = 0  # steps with a record, and those of them whose record has been read
-        self._again: dict[bool, Repeated[DeviceStep] | None] = {}
+        self._again: dict[bool, Repeated | None] = {}
         self._unused = 0  # steps in a row whose drafts held none of the engine's tokens
         self.report = NO_DRAFTS
         self.may_report = may_report(stage)
@@ -132,7 +132,7 @@ class DeviceSteps:
         key = rows, plan, reports, reports_expected, engine.lengths_by_row, engine.num_uncounted
         again = self._again.get(reports_expected)
         if again is not None and again.fits(key, inputs) and self._runner.may_repeat():
-            step = again.result
+            step = again.step
             self._recorded += step.has_record
             again.launch(inputs, self._recorded * step.has_record)
         else:
