@@ -25,10 +25,10 @@ from specplug.plugins.specs import PolicySpec, ProposerSpec, hookimpl
 from specplug.settings.sources import load_settings
 from specplug.steps.draft_report import NO_DRAFTS, DraftReport
 from specplug.steps.step_planner import UNREPORTED, Bounds
+from specplug.steps.trim import best_count, completed
 from specplug.types.caps import ProposerCaps
 from specplug.types.draft import NO_TOKEN
-from specplug.types.plan import LEVELS, cost_table
-from specplug.types.step import CostPoint, Draft, EngineBatch, Outcome, StepCost, StepPlan, Verdict
+from specplug.types.step import Draft, EngineBatch, Outcome, StepCost, StepPlan, Verdict
 
 PLENTY = 1 << 20
 """Room that never limits a draft, so that it does not reveal where an output ends."""
@@ -197,26 +197,6 @@ def _tensors(drafts: Drafts, view: StepView, sources: tuple[str, ...]) -> Draft:
         base_len=torch.from_numpy(view.lengths.astype(np.int32)),
         sources=sources,
     )
-
-
-def best_count(survival: Array, costs: tuple[CostPoint, ...], budget: int | None = None) -> int:
-    """Return how many tokens `specplug.steps.trim.admitted` keeps.
-
-    Args:
-        survival: survival probabilities of the tokens, in any order, floats.
-        costs: the plan's curve.
-        budget: the most tokens, if there is a limit.
-    """
-    levels = np.sort((survival * LEVELS).astype(np.int64), axis=None)[::-1][:budget]
-    gain = np.concatenate(([0], levels.cumsum())) - cost_table(costs, levels.size)
-    return int(gain.argmax())
-
-
-def completed(survival: Array, is_known: Array) -> Array:
-    """Return survival probabilities [B, N] in which rows that are not known repeat known ones; 1 if none is."""
-    known = survival[is_known]
-    others = known[np.arange(len(survival)) % len(known)] if len(known) else np.ones_like(survival)
-    return np.where(is_known[:, None], survival, others)
 
 
 def _batch(view: StepView, lengths: Array) -> EngineBatch:

@@ -8,13 +8,14 @@ from functools import cache
 from types import ModuleType
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from specplug.interfaces import PluginContext, Trimmer
 from specplug.types.draft import NO_TOKEN
-from specplug.types.plan import LEVELS, TrimLimits
-from specplug.types.step import Draft
+from specplug.types.plan import LEVELS, TrimLimits, cost_table
+from specplug.types.step import CostPoint, Draft
 
 
 def rank_tokens(draft: Draft) -> tuple[Tensor, Tensor]:
@@ -75,6 +76,26 @@ def trimmed_chains(draft: Draft, limits: TrimLimits) -> Draft:
         source=torch.from_numpy(np.where(kept, sources, np.int32(-1))),
         lengths=torch.from_numpy(kept.sum(1, dtype=np.int32)),
     )
+
+
+def best_count(survival: npt.NDArray[np.floating], costs: tuple[CostPoint, ...], budget: int | None = None) -> int:
+    """Return how many tokens `admitted` keeps.
+
+    Args:
+        survival: survival probabilities of the tokens, in any order, floats.
+        costs: the plan's curve.
+        budget: the most tokens, if there is a limit.
+    """
+    levels = np.sort((survival * LEVELS).astype(np.int64), axis=None)[::-1][:budget]
+    gain = np.concatenate(([0], levels.cumsum())) - cost_table(costs, levels.size)
+    return int(gain.argmax())
+
+
+def completed(survival: npt.NDArray[np.floating], is_known: npt.NDArray[np.bool_]) -> npt.NDArray[np.floating]:
+    """Return survival probabilities [B, N] in which rows that are not known repeat known ones; 1 if none is."""
+    known = survival[is_known]
+    others = known[np.arange(len(survival)) % len(known)] if len(known) else np.ones_like(survival)
+    return np.where(is_known[:, None], survival, others)
 
 
 class SurvivalTrimmer(Trimmer):

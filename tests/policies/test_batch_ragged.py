@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.simulate.deciding import best_count
 from specplug.interfaces import PluginContext
 from specplug.steps.plan_stage import checked_costs
+from specplug.steps.trim import best_count
 from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.plan import HostStats, StepReport
 from specplug.types.step import StepCost, StepPlan

@@ -17,11 +17,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulate.deciding import best_count
 from specplug.steps.draft_report import UNIT, survival_sums
 from specplug.steps.sanitize import sanitize_arrays, sanitize_tensors
 from specplug.steps.step_planner import until_stop
-from specplug.steps.trim import SurvivalTrimmer, admitted
+from specplug.steps.trim import SurvivalTrimmer, admitted, best_count
 from specplug.types.paths import ROOT
 from specplug.types.plan import TrimLimits, first_rise
 from specplug.types.step import CostPoint, Draft, Outcome
