@@ -138,13 +138,13 @@ class DeviceSteps:
         else:
             with record_launches() as launches:
                 step = DeviceStep(engine, outputs, last_sampled, temperature, plan, reports)
-                self._take(rows, step, may_exceed=reports_expected and self.may_report)
+                self._take(rows, step, reports_expected and self.may_report)
             self._again[reports_expected] = Repeated(key, launches, inputs, step) if step.only_launched else None
         self.report = DraftReport(self._records[self._recorded % RECORDS, 1:]) if step.is_reported else NO_DRAFTS
         return step.draft
 
     @torch.inference_mode()
-    def _take(self, rows: Rows, step: DeviceStep, *, may_exceed: bool) -> None:
+    def _take(self, rows: Rows, step: DeviceStep, may_exceed: bool) -> None:
         """Take a step, which may draft more than is planned, for its report."""
         self._slots.flush()
         self._batch.update(rows, step.engine)
