@@ -83,7 +83,7 @@ class DeviceSteps:
         self._sums = DraftSums.allocate(stage)
         self._records = self._sums.records.numpy()
         self._recorded = self._read = 0  # steps with a record, and those of them whose record has been read
-        self._again: dict[bool, Repeated[DeviceStep] | None] = {}
+        self._again: dict[bool, Repeated | None] = {}
         self._unused = 0  # steps in a row whose drafts held none of the engine's tokens
         self.report = NO_DRAFTS
         self.may_report = may_report(stage)
@@ -129,22 +129,22 @@ class DeviceSteps:
             The drafts of the rows that may draft, [B, plan.draft_length].  The next step overwrites them.
         """
         inputs = *engine[:5], engine.engine_ids, temperature, last_sampled, *outputs
-        key = rows, plan, reports, reports_expected, engine.lengths_by_row, engine.num_uncounted
+        key = rows, plan, reports, reports_expected, engine.lengths_by_row, engine.lacking
         again = self._again.get(reports_expected)
         if again is not None and again.fits(key, inputs) and self._runner.may_repeat():
-            step = again.result
+            step = again.step
             self._recorded += step.has_record
             again.launch(inputs, self._recorded * step.has_record)
         else:
             with record_launches() as launches:
                 step = DeviceStep(engine, outputs, last_sampled, temperature, plan, reports)
-                self._take(rows, step, may_exceed=reports_expected and self.may_report)
+                self._take(rows, step, reports_expected and self.may_report)
             self._again[reports_expected] = Repeated(key, launches, inputs, step) if step.only_launched else None
         self.report = DraftReport(self._records[self._recorded % RECORDS, 1:]) if step.is_reported else NO_DRAFTS
         return step.draft
 
     @torch.inference_mode()
-    def _take(self, rows: Rows, step: DeviceStep, *, may_exceed: bool) -> None:
+    def _take(self, rows: Rows, step: DeviceStep, may_exceed: bool) -> None:
         """Take a step, which may draft more than is planned, for its report."""
         self._slots.flush()
         self._batch.update(rows, step.engine)

@@ -17,7 +17,7 @@ class EngineRows(NamedTuple):
         num_sampled: [>= B] int32 or int64, tokens that the step emitted for each row; 0 for a row within its prompt.
         num_rejected: [>= B] int32 or int64, draft tokens of each row that the step rejected.
         lengths_by_row: whether `total_len` is by row.
-        num_uncounted: tokens of each row that `total_len` does not count.
+        lacking: tokens of each row that `total_len` does not count.
         engine_ids: [>= B, >= G] int32 or int64, the draft of the engine's own drafter, by row, -1 after its end; rows
             are contiguous.
     """
@@ -28,7 +28,7 @@ class EngineRows(NamedTuple):
     num_sampled: Tensor
     num_rejected: Tensor
     lengths_by_row: bool = False
-    num_uncounted: int = 0
+    lacking: int = 0
     engine_ids: Tensor | None = None
 
     def as_contiguous(self) -> EngineRows:
@@ -46,14 +46,11 @@ class DraftOutputs(NamedTuple):
 
     Attributes:
         ids: [>= B, K] int32 or int64, padded with each row's newest token.
-        confidence: [>= B, K] float32, 0 for padding; None if the engine does not need it.
-        lengths: [>= B] int32; None as above.
-        parents: [>= B, K] int32, those of a chain for padding; None for chains.
-        from_engine: [>= B] int32, how many of the first tokens are those of the engine's own drafter; None as above.
+        confidence: [>= B, K] float32, 0 for padding.
+        from_engine: [>= B] int32, how many of the first tokens are those of the engine's own drafter; None if the
+            engine does not need it.
     """
 
     ids: Tensor
-    confidence: Tensor | None = None
-    lengths: Tensor | None = None
-    parents: Tensor | None = None
+    confidence: Tensor
     from_engine: Tensor | None = None

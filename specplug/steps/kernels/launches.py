@@ -78,9 +78,8 @@ def finish(
     """
     max_draft_length = state.ids.shape[1]
     draft = step.draft
-    out, confidence, *_, from_engine = step.outputs
+    out, confidence, from_engine = step.outputs
     idx_mapping = step.engine.idx_mapping
-    assert confidence is not None
     record = Finish(
         idx_mapping=idx_mapping.contiguous(),
         last_sampled=step.last_sampled,
