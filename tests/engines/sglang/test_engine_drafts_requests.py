@@ -30,7 +30,7 @@ def operated(standalone: Engine) -> Iterator[Engine]:
     standalone.call(set_mode, mode="on", num_speculative_tokens=None)
 
 
-def asked(engine: Engine) -> tuple[dict[str, Any], list[int]]:
+def answered(engine: Engine) -> tuple[dict[str, Any], list[int]]:
     """Let an engine answer; return the counts of what clients saw, and the lengths of drafts that were verified."""
     before = counts(engine)
     found = answers(engine)
@@ -46,15 +46,15 @@ def asked(engine: Engine) -> tuple[dict[str, Any], list[int]]:
 def test_an_operator_switches_off_and_limits(operated):
     operated.call(set_mode, mode="off")
     before = counts(operated)
-    after, verified = asked(operated)
+    after, verified = answered(operated)
     assert after["standalone"] == before["standalone"]
     assert verified == [0] * LENGTH
     operated.call(set_mode, mode="on", num_speculative_tokens=1)
-    _, verified = asked(operated)
+    _, verified = answered(operated)
     assert verified[0] > 0
     assert verified[1:] == [0] * (LENGTH - 1)
     operated.call(set_mode, mode="on", num_speculative_tokens=None)
-    assert min(asked(operated)[1]) > 0
+    assert min(answered(operated)[1]) > 0
 
 
 def test_the_status_names_the_drafter_and_its_lengths(standalone):
