@@ -68,9 +68,9 @@ def resolved(arguments: list[str]) -> launches.Launch | None:
     print("noise")
     logging.getLogger("specplug").warning("lowered")
     logging.basicConfig(level="DEBUG", force=True)
-    os.environ["SET_BY_ENGINE"] = "1"
+    os.environ[f"SET_BY_ENGINE_{len(os.environ)}"] = "1"
     signal.signal(signal.SIGTERM, lambda *_: None)
-    sys.excepthook = print
+    sys.excepthook = lambda *_: None
     match arguments[0]:
         case "fail":
             raise ValueError("no such model")
