@@ -97,7 +97,7 @@ class Drafts:
             # SGLang verifies whole drafts, so that nothing is lost by calling all other tokens rejected.
             num_rejected=torch.full_like(self._ones, self._longest),
             lengths_by_row=True,
-            num_uncounted=1,
+            lacking=1,
             engine_ids=by_row.new_zeros(len(table), engine_tokens) if engine_tokens else None,
         )
         # Outputs have no columns: verification reads the drafts themselves.
