@@ -18,8 +18,7 @@ from specplug.corpus.documents import Tokens
 from specplug.corpus.files import PIECE, checksum, open_file, write_file
 from specplug.corpus.names import name_hash
 from specplug.corpus.sealed import CorpusName, Offset, String, opened, parsed, sealed, torn
-from specplug.errors import CorpusError, describe
-from specplug.settings.mistakes import shown
+from specplug.errors import CorpusError, describe, quote
 from specplug.text.fingerprint import Fingerprint
 
 SEGMENT_FORMAT = "specplug corpus segment"
@@ -223,7 +222,7 @@ class Segment:
             raise CorpusError.build(
                 "a segment of another tokenizer",
                 who=str(self.path),
-                found=f"{shown(name)} ({digest[:64]})",
+                found=f"{quote(name)} ({digest[:64]})",
                 expected=f"{tokenizer.name!r} ({tokenizer.digest})",
             )
 

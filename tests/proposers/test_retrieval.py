@@ -25,7 +25,8 @@ from specplug.interfaces import PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.settings.model import CorporaSettings
-from specplug.testing.driver import Driver, RowDraft
+from specplug.testing.batches import RowDraft
+from specplug.testing.driver import Driver
 from specplug.text.fingerprint import Fingerprint, fingerprint
 from specplug.types.caps import EngineCaps
 from specplug.types.request import RequestOptions, StoredDocument
