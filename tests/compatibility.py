@@ -19,7 +19,10 @@ RECORDS = ROOT / ".cache" / "compatibility"
 VERSIONS = ROOT / ".ci" / "environments" / "versions"
 """Requirements of the older versions that `make test-versions` runs; the files are named after engine and version."""
 
-T, V1, V2, S = "transformers", "vLLM V1", "vLLM V2", "SGLang"
+T = "transformers"
+V1 = "vLLM V1"
+V2 = "vLLM V2"
+S = "SGLang"
 ENGINES = (T, V1, V2, S)
 SUITES = {T: "tests/transformers", V1: "tests/engines/vllm", V2: "tests/engines/vllm", S: "tests/engines/sglang"}
 
@@ -237,7 +240,7 @@ PROPOSERS: dict[str, Cells] = {
         T: NONE,
         V1: "test_extended.py::test_a_draft_models_cache_stays_in_step_and_lookup_goes_on[v1",
         V2: "test_extended.py::test_a_draft_models_cache_stays_in_step_and_lookup_goes_on[v2",
-        S: "test_extended_drafts.py::",
+        S: "test_engine_drafts.py::",
     },
     "one that raises, hangs or drafts garbage": {
         T: "test_requests.py::",
@@ -265,7 +268,7 @@ def cells() -> list[tuple[str, str, str]]:
     ]
 
 
-def lacking(suite: str, passed: Iterable[str], slow: Iterable[str]) -> list[str]:
+def missing_cells(suite: str, passed: Iterable[str], slow: Iterable[str]) -> list[str]:
     """Return the cells of a suite for which no test passed, without those whose tests are all slow ones.
 
     Args:
@@ -273,7 +276,8 @@ def lacking(suite: str, passed: Iterable[str], slow: Iterable[str]) -> list[str]
         passed: ids of the tests that passed.
         slow: ids of the tests that were left out because they are slow.
     """
-    ran, left_out = list(passed), list(slow)
+    ran = list(passed)
+    left_out = list(slow)
     return [
         f"{row}, {engine}: {cell}"
         for row, engine, cell in cells()
@@ -301,10 +305,8 @@ def older(reports: Path) -> dict[str, str]:
         )
         if failed:
             raise SystemExit(f"{file}: {failed} of {tests} tests failed")
-        names = {case.attrib["classname"] for case in suite.iter("testcase")}
-        files = sorted({name.partition(".test_")[2].partition(".")[0] for name in names})
         minutes = float(suite.attrib["time"]) / 60
-        found[name] = f"{tests - skipped} passed, {skipped} skipped in {minutes:.1f} minutes: {', '.join(files)}"
+        found[name] = f"{tests - skipped} passed, {skipped} skipped in {minutes:.1f} minutes"
     return found
 
 
@@ -321,7 +323,8 @@ def render(records: Mapping[str, Mapping[str, list[str]]], versions: Mapping[str
             return "untested"
         if cell == NONE:
             return ""
-        record, start = records[SUITES[engine]], evidence(engine, cell)
+        record = records[SUITES[engine]]
+        start = evidence(engine, cell)
         file = start.partition("::")[0]
         word = "refused" if cell.startswith(REFUSED) else "tested"
         if not any(name.startswith(start) for name in record["passed"]):

@@ -53,7 +53,7 @@ class Decoder:
     last_step: StepCost | None = None
 
     def __post_init__(self) -> None:
-        self._grammars = Completer(FaultGuard(SOURCE, sink=self.drafts.metrics.fault))
+        self._grammars = Completer(FaultGuard(SOURCE, sink=self.drafts.metrics.count_fault))
         self._batch: DecodeBatch | None = None
         self._plan = NO_SPECULATION
 

@@ -22,8 +22,9 @@ from specplug.metrics import SpecMetrics
 from specplug.operator.startup import start_line
 from specplug.plugins.registry import Registry, default_registry
 from specplug.plugins.specs import VerifierSpec
+from specplug.settings.checks import acceptance_thresholds
 from specplug.settings.model import Settings
-from specplug.settings.sources import acceptance_thresholds, load_settings
+from specplug.settings.sources import load_settings
 from specplug.types.caps import Distribution, EngineCaps, Ragged
 from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, RequestEvent
 from specplug.types.step import StepCost
@@ -90,7 +91,7 @@ class Engine:
             target_tokenizer=tokenizer,
         )
         self._drafts = build_draft_stage(settings, self.registry, context, grammars=True)
-        self._plans = build_plan_stage(settings, self.registry, context, self._drafts.metrics.fault)
+        self._plans = build_plan_stage(settings, self.registry, context, self._drafts.metrics.count_fault)
         self._table = SlotTokens(max_num_seqs, self.max_length, self.runner.vocab_size, self.runner.device)
         verifier = build_verifier(settings, self.registry, context)
         lossy = None

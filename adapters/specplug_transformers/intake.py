@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
-from specplug.errors import RequestError
+from specplug.errors import RequestError, quote
 from specplug.interfaces import PluginContext
 from specplug.requests.clients import isolation_key
 from specplug.requests.parsing import parse_request_fields
-from specplug.settings.mistakes import shown
 from specplug.settings.model import Settings
 from specplug.types.request import Request, digest_of
 from specplug_transformers.params import Processor, SamplingParams, build_processors
@@ -118,7 +117,7 @@ class RequestIntake:
         try:
             ids = [operator.index(token) for token in prompt]
         except TypeError:
-            raise RequestError.build("malformed prompt", found=shown(prompt), expected="text or token ids") from None
+            raise RequestError.build("malformed prompt", found=quote(prompt), expected="text or token ids") from None
         if not ids:
             raise RequestError.build("empty prompt", expected="at least one token")
         if len(ids) >= self.context.max_length:
