@@ -1,10 +1,10 @@
-"""Batches from plain lists and random verification steps, whose undefined entries are poisoned."""
+"""Batches from plain lists, drafted steps, and random verification steps, whose undefined entries are poisoned."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -86,6 +86,34 @@ def make_batch(
     )
     batch.validate()
     return batch
+
+
+class RowDraft(NamedTuple):
+    """One row's draft as plain Python; `parents` is None for chains."""
+
+    token_ids: tuple[int, ...]
+    confidence: tuple[float, ...]
+    source: tuple[int, ...]
+    parents: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class DraftedStep:
+    """Input and output of a proposer at one step."""
+
+    names: tuple[str, ...]
+    batch: EngineBatch
+    limits: Tensor
+    draft: Draft
+
+    def by_request(self) -> dict[str, RowDraft]:
+        """Return each request's draft, by name."""
+        draft = self.draft
+        columns = (draft.token_ids, draft.confidence, draft.source, draft.parents)
+        return {
+            name: RowDraft(*(None if it is None else tuple(it[row, :count].tolist()) for it in columns))  # type: ignore[arg-type]
+            for row, (name, count) in enumerate(zip(self.names, draft.lengths.tolist(), strict=True))
+        }
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import takewhile
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from specplug.plugins.specs import PluginSpec, ProposerSpec
 from specplug.settings.model import Faults, Settings
 from specplug.steps.draft_buffers import checked_draft_vocab
 from specplug.steps.proposer_runner import ProposerRunner
-from specplug.testing.batches import PLENTY, POISON, make_batch
+from specplug.testing.batches import PLENTY, POISON, DraftedStep, make_batch
 from specplug.testing.wrappers import watch
 from specplug.types.batch import Barrier
 from specplug.types.caps import Distribution, EngineCaps
@@ -48,34 +48,6 @@ def context_for(spec: PluginSpec, options: Mapping[str, object], caps: EngineCap
     if model is None and options:
         raise ContractError.build("takes no options", who=f"{spec.kind} {spec.name!r}", found=dict(options))
     return PluginContext(caps, options=None if model is None else model(**options), **fields)
-
-
-class RowDraft(NamedTuple):
-    """One row's draft as plain Python; `parents` is None for chains."""
-
-    token_ids: tuple[int, ...]
-    confidence: tuple[float, ...]
-    source: tuple[int, ...]
-    parents: tuple[int, ...] | None
-
-
-@dataclass(frozen=True)
-class DraftedStep:
-    """Input and output of a proposer at one step."""
-
-    names: tuple[str, ...]
-    batch: EngineBatch
-    limits: Tensor
-    draft: Draft
-
-    def by_request(self) -> dict[str, RowDraft]:
-        """Return each request's draft, by name."""
-        draft = self.draft
-        columns = (draft.token_ids, draft.confidence, draft.source, draft.parents)
-        return {
-            name: RowDraft(*(None if it is None else tuple(it[row, :count].tolist()) for it in columns))  # type: ignore[arg-type]
-            for row, (name, count) in enumerate(zip(self.names, draft.lengths.tolist(), strict=True))
-        }
 
 
 @dataclass

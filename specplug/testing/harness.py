@@ -10,7 +10,8 @@ import torch
 
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import ProposerSpec
-from specplug.testing.driver import NO_OPTIONS, DraftedStep, Driver, RowDraft
+from specplug.testing.batches import DraftedStep, RowDraft
+from specplug.testing.driver import NO_OPTIONS, Driver
 from specplug.types.caps import ProposerCaps
 from specplug.types.request import Lifecycle
 
