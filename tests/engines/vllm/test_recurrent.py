@@ -122,9 +122,10 @@ def timed_contexts(llm: Any) -> list[int]:
 
 def pad_new_requests(llm: Any, most: int) -> int:
     """Let the scheduler pad new requests with up to so many placeholder drafts; return the number before."""
-    scheduler = inside.scheduler(llm)
-    before = scheduler._most_placeholders
-    scheduler._most_placeholders = most
+    lengths = inside.scheduler(llm)._lengths
+    before = lengths._max_placeholders
+    lengths._max_placeholders = most
+    lengths.placeholders = min(lengths.length, most)
     return int(before)
 
 
