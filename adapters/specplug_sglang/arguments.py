@@ -12,6 +12,7 @@ from sglang.srt.environ import envs
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from specplug.errors import EngineError
+from specplug.operator import startup
 from specplug.settings.sources import CONFIG_VARIABLE
 from specplug_sglang import seams
 from specplug_sglang.config import (
@@ -139,6 +140,7 @@ class Algorithm(CustomSpecAlgo):
                 seams.require(where)
             refuse_unsupported(server_args)
             found = resolved(server_args)
+            startup.refuse_missing(found.settings, str(resolved_args(server_args).device or "cpu"))
             if found.was_set("verifier"):
                 named = f"setting 'verifier' {found.settings.verifier!r}"
                 raise refusal("SGLang verifies drafts itself", named, "settings without it")
@@ -255,7 +257,7 @@ def check_arguments(result: None, algorithm: Any, server_args: Any) -> None:
                 seams.require(where)
             refused = OF_EXTENDED if use_of(server_args) == "hybrid" else OF_DRAFTERS
             refuse_for_drafter(resolved_args(server_args), refused)
-            resolved(server_args)
+            startup.refuse_missing(resolved(server_args).settings, str(resolved_args(server_args).device or "cpu"))
 
 
 def refuse_for_drafter(server_args: Any, refused: Refused) -> None:

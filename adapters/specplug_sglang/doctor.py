@@ -1,13 +1,11 @@
 """SGLang checks of ``specplug doctor``, and the advice on a launch, which the server logs at start-up too.
 
-SGLang derives omitted arguments from device and model.  It resolves a launch line in a separate process:
-``python -m specplug_sglang.doctor ARGUMENTS``.
+SGLang derives omitted arguments from device and model, and so resolves a launch line itself, without starting anything.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
@@ -113,16 +111,6 @@ def arguments_in(words: list[str]) -> list[str] | None:
     return None
 
 
-COMMAND = ServerCommand(
-    engine="SGLang",
-    package="sglang",
-    module="specplug_sglang.doctor",
-    arguments_in=arguments_in,
-    expected=f"'python -m {MODULE} --model-path MODEL ...' or 'sglang serve MODEL ...'",
-    enabling=f"--speculative-algorithm {ALGORITHM}",
-)
-
-
 def resolved_launch(arguments: list[str]) -> Launch | None:
     """Parse and resolve a server's arguments with SGLang's own code."""
     try:
@@ -142,6 +130,16 @@ def resolved_launch(arguments: list[str]) -> Launch | None:
     _require_loaded()
     server_args.resolve_once()
     return launch_of(server_args)
+
+
+COMMAND = ServerCommand(
+    engine="SGLang",
+    package="sglang",
+    resolved=resolved_launch,
+    arguments_in=arguments_in,
+    expected=f"'python -m {MODULE} --model-path MODEL ...' or 'sglang serve MODEL ...'",
+    enabling=f"--speculative-algorithm {ALGORITHM}",
+)
 
 
 def _require_loaded() -> None:
@@ -227,7 +225,3 @@ def graphs_reach(lengths: Sequence[int], graphs_up_to: int | None, requests: int
         f"{line}: larger batches, up to max_running_requests = {requests}, run eagerly",
         f"Raise --cuda-graph-max-bs-decode to {requests}, or lower --max-running-requests to {graphs_up_to}",
     )
-
-
-if __name__ == "__main__":
-    launches.tell(resolved_launch, sys.argv[1])

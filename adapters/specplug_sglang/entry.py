@@ -42,7 +42,7 @@ def _options() -> dict[str, Any]:
     If that fails, servers that enable specplug raise the error.
     """
     try:
-        if seams.moved("algorithm"):
+        if seams.moved_seams("algorithm"):
             seams.require("algorithm")  # raises; else it could warn where no server enables specplug
         from specplug_sglang.arguments import Algorithm
 

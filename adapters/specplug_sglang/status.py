@@ -13,8 +13,8 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
+from specplug.counts import MetricsSnapshot
 from specplug.errors import EngineError, SettingsError, SpecplugError, describe
-from specplug.metrics import MetricsSnapshot
 from specplug.operator.control import parse_order
 from specplug.operator.status import by_plugin, reported_details, reported_rows, reported_settings
 from specplug_sglang import seams

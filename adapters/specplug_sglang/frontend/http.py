@@ -61,7 +61,7 @@ def attach(app: Any, manager: Any) -> None:
         corpora=CorpusAdmin(settings.corpora, tokenizer),
         explainer=Explainer(settings, tokenizer),
     )
-    app.state.specplug_access = routes.Access(operators)
+    app.state.specplug_access = operators
     if is_new:
         guards.install(app, operators)
         routes.attach(app, auth_level(AuthLevel.ADMIN_OPTIONAL))

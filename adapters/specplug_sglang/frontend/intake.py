@@ -104,7 +104,7 @@ async def _served(
         if has_unparsed_fields(obj):
             await parser.parse(obj, client)
         answers = begin()
-        of_request = predicted.current()
+        of_request = predicted.current_prediction()
         if of_request is not None:
             of_request.read(obj.sampling_params.get(CUSTOM))
             answers = counted(answers, of_request, pieces=obj.stream and manager.incremental_streaming_output)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from specplug.assembly import build_draft_stage
 from specplug.cost.store import StartCosts
+from specplug.counts import MetricsSnapshot
 from specplug.interfaces import PluginContext
-from specplug.metrics import MetricsSnapshot
 from specplug.operator.server_planner import ServerPlanner
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec

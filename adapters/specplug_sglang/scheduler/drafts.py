@@ -67,7 +67,7 @@ class Drafts:
         launches: Launches | None = None,
     ) -> None:
         self.stage = stage
-        self.grammars = GrammarCompleter(vocab_size, tokenizer, FaultGuard("grammar", sink=stage.metrics.fault))
+        self.grammars = GrammarCompleter(vocab_size, tokenizer, FaultGuard("grammar", sink=stage.metrics.count_fault))
         self.reports_expected = False
         self.report: DraftReport = NO_DRAFTS
         self.stops = StopDetector(len(table.tokens), caps.max_draft_length, table.tokens.device)

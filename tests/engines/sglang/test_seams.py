@@ -32,7 +32,7 @@ def moved(scheduler, where):
     from specplug_sglang import seams
 
     seams.require(where)
-    return seams.moved(where)
+    return seams.moved_seams(where)
 
 
 def rename_optional_seam(engine):
