@@ -8,6 +8,7 @@ drafts.  The stage, with which all state is shared, takes the steps of batches w
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -100,11 +101,15 @@ class Drafts:
             lacking=1,
             engine_ids=by_row.new_zeros(len(table), engine_tokens) if engine_tokens else None,
         )
-        # Outputs have no columns: verification reads the drafts themselves.
-        self._outputs = DraftOutputs(*(torch.empty(len(table), 0, device=self._device) for _ in range(2)))
+        self._nothing = torch.empty(len(table), 0, device=self._device)
+        self._outputs = lru_cache(maxsize=64)(self._outputs_of)
         self._padding = table[:, 0]  # nothing reads what drafts are padded with
-        like = self._rows, self._outputs, self._padding
+        like = self._rows, self._outputs(0), self._padding
         self._steps = DeviceSteps(self.stage, slots, self.stops, self._vocab_size, launches, like=like)
+
+    def _outputs_of(self, rows: int) -> DraftOutputs:
+        """Return outputs of so many rows without columns: verification reads the drafts themselves."""
+        return DraftOutputs(self._nothing[:rows], self._nothing[:rows])
 
     # -- before a step ---------------------------------------------------------------------------------------------
 
@@ -142,7 +147,8 @@ class Drafts:
         if batch.engine_ids is not None:
             rows = rows._replace(engine_ids=batch.engine_ids)
         due = self.reports_expected and self._may_report
-        inputs = batch.rows, rows, self._outputs, self._padding, batch.rows.temperature, plan
+        outputs = self._outputs(len(batch.reqs))
+        inputs = batch.rows, rows, outputs, self._padding, batch.rows.temperature, plan
         draft = self._steps.take(*inputs, reports=step is not None, reports_expected=due)
         self.report = self._steps.report
         return draft
@@ -234,9 +240,8 @@ class Drafts:
             batch = step.batch
             after = batch.before + step.emitted
             rows = self._rows._replace(idx_mapping=batch.slots, total_len=after, num_sampled=step.emitted)
-            self._steps.take(
-                batch.rows, rows, self._outputs, self._padding, batch.rows.temperature, NO_SPECULATION, reports=True
-            )
+            inputs = batch.rows, rows, self._outputs(len(batch.reqs)), self._padding, batch.rows.temperature
+            self._steps.take(*inputs, NO_SPECULATION, reports=True)
 
     @torch.inference_mode()
     def ingest(self, rows: BatchRows, length: int) -> None:
