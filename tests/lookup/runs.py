@@ -146,7 +146,7 @@ class Run:
                 self.known[slot] = self.lengths[slot]
             self.extend(slot, self.path(drafts, row))
         written = {**self.state._asdict(), **{f"draft {name}": it for name, it in drafts._asdict().items()}}
-        scratch = {name: torch.empty(0) for name in ("found", "nodes", "corpus", "segments", "corpus_matches")}
+        scratch = {name: torch.empty(0) for name in ("candidates", "nodes", "corpus", "segments", "corpus_matches")}
         scratch["matches"] = matches
         return {name: tensor.clone() for name, tensor in {**written, "texts": self.texts, **scratch}.items()}
 

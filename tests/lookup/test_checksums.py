@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specplug.lookup import compiled, plain, storage
+from specplug.lookup import compiled, counts, plain, storage
 from specplug.lookup import layout as at
 from specplug.lookup.checksums import checksums
 from specplug.types.tensors import checksum
@@ -54,11 +54,11 @@ def test_any_single_difference_shows_in_its_sum(seed: int, data: st.DataObject) 
     state, before = run.state, of(run)
     slot = run.random.randrange(run.slots)
     end = int(state.slots[slot, at.END])
-    counts = state.counts[: at.TOKENS_END + storage.own_rows(state).shape[1]]
+    common = state.counts[: counts.TOKENS_END + storage.own_rows(state).shape[1]]
     places: list[tuple[str, Tensor]] = [
         ("requests", state.slots[slot, at.START + 1 : at.END]),
         ("requests", state.slots[slot, at.ENGINE :]),
-        ("hit rates", counts),
+        ("hit rates", common),
         *[("responses", table) for table in (state.ring, state.owners, state.buckets, state.end)],
     ]
     if state.slots[slot, at.END]:
