@@ -12,7 +12,6 @@ own, after these steps: the median and the 99th percentile.  Subtract the policy
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -39,7 +38,7 @@ def engine_of(pool: Any, policy: str, batch: int) -> Any:
     launch = configuration(
         "SPECPLUG",
         draft_length=DRAFT_LENGTH,
-        environment={"SPECPLUG_CONFIG": json.dumps(settings)},
+        settings=settings,
         max_running_requests=max(batch, 8),
         max_total_tokens=max(batch, 8) * 1024,
         disable_radix_cache=True,
@@ -53,8 +52,8 @@ def watch(scheduler: Any) -> None:
     drafting.timings = []
     spent = [0]
 
-    def metered(name: str, ends_step: bool = False) -> None:
-        original = getattr(drafting, name)
+    def metered(owner: Any, name: str, ends_step: bool = False) -> None:
+        original = getattr(owner, name)
 
         def run(*args: Any, **kwargs: Any) -> Any:
             began = time.thread_time_ns()
@@ -63,14 +62,15 @@ def watch(scheduler: Any) -> None:
             finally:
                 spent[0] += time.thread_time_ns() - began
                 if ends_step:
-                    drafting.timings.append((tuple(args[0]), spent[0]))
+                    drafting.timings.append((tuple(args[1]), spent[0]))
                     spent[0] = 0
 
-        setattr(drafting, name, run)
+        setattr(owner, name, run)
 
-    for name in ("_plan", "settle", "_results_of"):
-        metered(name)
-    metered("_launch", ends_step=True)
+    metered(drafting, "_plan")
+    metered(drafting.results, "settle")
+    metered(drafting.results, "verified")
+    metered(drafting.results, "_launch", ends_step=True)
 
 
 def measured(scheduler: Any) -> dict[str, float]:
@@ -84,7 +84,8 @@ def measured(scheduler: Any) -> dict[str, float]:
         length = drafting._plan(reqs)
         fates = [(req.rid, length, min(length, 1)) for req in reqs]
         drafts = DraftReport.of(len(reqs), [0.5 * len(reqs)] * DRAFT_LENGTH)
-        drafting.step_planner.finish(drafting._launch(reqs, length), fates, time.perf_counter(), drafts)
+        launched = drafting.results._launch(time.perf_counter(), reqs, length)
+        drafting.step_planner.finish(launched, fates, time.perf_counter(), drafts)
         warm.append((time.thread_time_ns() - began) / 1e3)
     median = statistics.median
     found = {"steps": len(cold), "cold, first 64": median(cold[:FIRST]), "cold, later": median(cold[FIRST:] or cold)}

@@ -17,17 +17,16 @@ from typing import Any
 import torch
 
 from specplug.corpus.store import STORE_FILE
-from specplug.errors import PluginError, SpecplugError, describe, ends_process
+from specplug.errors import PluginError, SpecplugError, describe, ends_process, quote
 from specplug.faults import FaultGuard, FaultSink
 from specplug.grammar.drafts import SOURCE
 from specplug.interfaces import Planner, PluginContext, Proposer, Trimmer, Verifier
 from specplug.metrics import SpecMetrics
 from specplug.plugins import specs
 from specplug.plugins.registry import Registry
-from specplug.plugins.specs import PluginSpec, PolicySpec, ProposerSpec, VerifierSpec, trimming
-from specplug.settings.mistakes import shown
+from specplug.plugins.specs import PluginSpec, PolicySpec, ProposerSpec, VerifierSpec, trimming_policy
+from specplug.settings.checks import plugin_options
 from specplug.settings.model import Section, Settings
-from specplug.settings.sources import plugin_options
 from specplug.steps import memory
 from specplug.steps.draft_buffers import checked_draft_vocab
 from specplug.steps.draft_stage import DraftStage
@@ -68,11 +67,11 @@ def build_draft_stage(
     """
 
     def sink(name: str, kind: str) -> None:
-        metrics.fault(name, kind)
+        metrics.count_fault(name, kind)
 
     names = (settings.proposer, *settings.extra_proposers)
     handles = [_handle(name, settings, registry, context, sink) for name in names]
-    policy = trimming(_policies(settings, registry))
+    policy = trimming_policy(_policies(settings, registry))
     with _starting(policy):
         trimmer: Trimmer = _checked(policy.build_trimmer(_context_for(policy, settings, context)), Trimmer, policy)
     sources = tuple(source for handle in handles for source in handle.sources)
@@ -81,9 +80,9 @@ def build_draft_stage(
     contains = settings.draft_ranks == "first" or context.caps.tensor_parallel_size == 1
     return DraftStage(
         handles,
-        [_guard(settings, handle.spec.name, metrics.fault, contains=contains) for handle in handles],
+        [_guard(settings, handle.spec.name, metrics.count_fault, contains=contains) for handle in handles],
         trimmer,
-        _guard(settings, f"policy {policy.name}", metrics.fault, contains=contains),
+        _guard(settings, f"policy {policy.name}", metrics.count_fault, contains=contains),
         caps=context.caps,
         max_slots=context.max_slots,
         vocab_size=context.vocab_size,
@@ -247,7 +246,7 @@ def _checked(made: Any, expected: type, spec: PluginSpec) -> Any:
         return made
     raise PluginError.build(
         f"{spec.kind} {spec.name!r} does not start",
-        found=f"{shown(made)} from its factory",
+        found=f"{quote(made)} from its factory",
         expected=f"a specplug.{expected.__name__}",
         remedy="Derive its class from that one, and let the factory return an instance",
     )

@@ -7,13 +7,16 @@ about it.  `SpecplugError.build` keeps that order, so all messages read alike.
 from __future__ import annotations
 
 import difflib
+import itertools
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 _LONGEST_TEXT = 4000  # characters of an object's text and of a traceback
+_LONGEST_VALUE = 80  # characters of a value that a user wrote
+_DEEPEST_VALUE = 8
 _LONGEST_COMPARED = 256  # characters of a name: comparing takes 0.1 s per million, and clients send names
 
 
@@ -96,6 +99,27 @@ def text_of(value: object, how: Callable[[Any], str] = str) -> str:
             raise
         text = f"<{_type_name(value)} without a text>"
     return _shortened(text)
+
+
+def quote(value: object) -> str:
+    """Return a value as messages quote it: on one line and shortened."""
+    try:
+        text = text_of(excerpt(value), repr)
+    except Exception:  # a mapping of a user's own class may raise, too
+        text = text_of(value, repr)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+
+
+def excerpt(value: object, depth: int = _DEEPEST_VALUE) -> object:
+    """Return the part of a large or deep value that messages show; its full `repr` could take a second, or fail."""
+    if not depth and isinstance(value, (Mapping, list, tuple)):
+        return "..."
+    if isinstance(value, Mapping):
+        return {key: excerpt(item, depth - 1) for key, item in itertools.islice(value.items(), _LONGEST_VALUE)}
+    if isinstance(value, (list, tuple)):
+        items = [excerpt(item, depth - 1) for item in value[: _LONGEST_VALUE + 1]]
+        return items if isinstance(value, list) else tuple(items)
+    return value[: _LONGEST_VALUE + 1] if isinstance(value, str) else value
 
 
 def describe(error: BaseException) -> str:

@@ -101,10 +101,10 @@ def _as_arrays(answer: TokenIds | tuple[TokenIds, Confidence] | HostDraft, who: 
     """Return an answer's token ids, confidence and source, telling a tuple of ids from a tuple (ids, confidence)."""
     is_pair = isinstance(answer, tuple) and answer and not isinstance(answer[0], Integral)
     try:
-        given = HostDraft(*answer) if is_pair else HostDraft(answer)  # type: ignore[misc, arg-type]
-        ids = np.asarray(given.token_ids)
-        levels = np.asarray(given.confidence, np.float32)
-        source = np.asarray(given.source, np.int32)
+        draft = HostDraft(*answer) if is_pair else HostDraft(answer)  # type: ignore[misc, arg-type]
+        ids = np.asarray(draft.token_ids)
+        levels = np.asarray(draft.confidence, np.float32)
+        source = np.asarray(draft.source, np.int32)
     except (TypeError, ValueError):
         ids = np.empty((), object)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
@@ -124,9 +124,11 @@ class _Sheet:
 
     def write(self, row: int, drafted: tuple[npt.NDArray[Any], ...], limit: int) -> None:
         ids, levels, source = drafted
-        for what, given in (("confidences", levels), ("sources", source)):
-            if given.ndim and len(given) != len(ids):
-                raise ContractError.build(f"{what} and token ids differ in number", found=len(given), expected=len(ids))
+        for what, values in (("confidences", levels), ("sources", source)):
+            if values.ndim and len(values) != len(ids):
+                raise ContractError.build(
+                    f"{what} and token ids differ in number", found=len(values), expected=len(ids)
+                )
         count = min(len(ids), limit, self._ids.shape[1])
         if count:
             kept = ids[:count]

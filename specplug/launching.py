@@ -38,7 +38,7 @@ _recording = _Recording()
 
 
 @contextmanager
-def recording() -> Iterator[list[Launch]]:
+def record_launches() -> Iterator[list[Launch]]:
     """Return a list to which all launches of this thread are added."""
     launches = _recording.launches = list[Launch]()
     try:
@@ -56,7 +56,7 @@ class Launcher:
 
     `kernel[grid](...)` examines all arguments and all globals at each launch, which takes 14 to 90 us for kernels of 20
     to 45 arguments.  The compiled kernel itself is launched in 2 to 4 us.  Triton specialises the entries of a tuple
-    whatever the kernel's decorator asks for, so it gets others at the first launch; see `unspecialised`.  Its
+    whatever the kernel's decorator asks for, so it gets others at the first launch; see `without_values`.  Its
     interpreter runs each launch.
 
     Args:
@@ -90,7 +90,7 @@ class Launcher:
         key = types, first.get_device(), *constants.values()
         compiled = self.compiled.get(key)
         if compiled is None:
-            others = map(unspecialised, arguments)
+            others = map(without_values, arguments)
             compiled = self._kernel.warmup(*others, **constants, grid=grid, num_warps=self._num_warps)
             self.compiled[key] = compiled
         if all(grid):
@@ -120,10 +120,10 @@ def launch(function: Callable[..., None], arguments: Sequence[Any], *, takes_add
         _recording.launches.append(Launch(function, arguments, takes_addresses))
 
 
-def unspecialised(argument: Any) -> Any:
+def without_values(argument: Any) -> Any:
     """Return an argument of the same type whose value and alignment Triton has no code of their own for."""
     if isinstance(argument, tuple):
-        others = map(unspecialised, argument)
+        others = map(without_values, argument)
         return type(argument)(*others) if hasattr(argument, "_fields") else tuple(others)
     if isinstance(argument, Tensor):
         return torch.empty(2, dtype=argument.dtype)[1:]

@@ -3,151 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from operator import add, sub
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specplug.counts import (
+    NO_SOURCE,
+    OFF_SOURCE,
+    POSITION_COUNTS,
+    ROW_COUNTS,
+    LossyCounts,
+    MetricsSnapshot,
+    SourceCounts,
+)
 from specplug.errors import ContractError
 from specplug.types.step import Verdict
 from specplug.types.tensors import as_array, as_tensor, library
 
-NO_SOURCE = "none"  # counts rows without a draft although one was planned, and the first token after a prefill
-OFF_SOURCE = "off"  # counts rows that could not draft: none was planned, or the request takes none
-
-
-@dataclass(frozen=True, slots=True)
-class SourceCounts:
-    """Counts since start-up for one source, of draft tokens unless stated otherwise.
-
-    A tree has node indices in place of positions, and the accepted path is not known, so its first `accepted` nodes are
-    counted as the accepted ones.
-
-    Attributes:
-        target_steps: rows that emitted tokens for a client, once per row and engine step, counted for the source of
-            the row's first token.
-        proposed: tokens proposed for verification, after trimming; these are the "drafted" of `acceptance_rate`.
-        cut_by_grammar: proposed tokens that a grammar removed before verification.
-        emitted: tokens that reach clients, bonus and recovered tokens included, attributed like `target_steps`.
-        after_stop: tokens after a stop, which no client sees and `emitted` leaves out, attributed likewise.
-        verified_at, tested_at, accepted_at: `verified`, `tested` and `accepted` by position in the draft, up to the
-            longest draft.  For trees, only `accepted_at` is meaningful, by depth.
-    """
-
-    target_steps: int
-    proposed: int
-    cut_by_grammar: int
-    emitted: int
-    after_stop: int
-    verified_at: tuple[int, ...]
-    tested_at: tuple[int, ...]
-    accepted_at: tuple[int, ...]
-
-    @property
-    def verified(self) -> int:
-        """Proposed tokens that went through the target, up to the request's end."""
-        return sum(self.verified_at)
-
-    @property
-    def tested(self) -> int:
-        """Verified tokens that were decided: the accepted ones and the rejected one, but none after it."""
-        return sum(self.tested_at)
-
-    @property
-    def accepted(self) -> int:
-        """Tested tokens that were kept, bonus excluded."""
-        return sum(self.accepted_at)
-
-    @property
-    def rejected(self) -> int:
-        """Draft tokens that the target rejected; at most one per row and step."""
-        return self.tested - self.accepted
-
-    @property
-    def wasted(self) -> int:
-        """Draft tokens that were verified and not accepted."""
-        return self.verified - self.accepted
-
-    @property
-    def never_verified(self) -> int:
-        """Draft tokens that the engine dropped for its own reasons, most often because the request ended first."""
-        return self.proposed - self.verified - self.cut_by_grammar
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """Accepted / drafted, i.e. `accepted` / `proposed`; None when nothing was drafted."""
-        return _ratio(self.accepted, self.proposed)
-
-    @property
-    def verified_acceptance_rate(self) -> float | None:
-        """Accepted / verified, which excludes tokens that never reached the target; None when nothing was verified."""
-        return _ratio(self.accepted, self.verified)
-
-    @property
-    def acceptance_by_position(self) -> tuple[float | None, ...]:
-        """Accepted / tested at each position: the rate at which a token is kept if the tokens before it were."""
-        return tuple(map(_ratio, self.accepted_at, self.tested_at))
-
-    @property
-    def tau(self) -> float | None:
-        """Mean acceptance length: emitted / target steps, bonus included; None before the first step."""
-        return _ratio(self.emitted, self.target_steps)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return counts and ratios, ready for JSON."""
-        named = {name: getattr(self, name) for name in (*_COUNTS, *_DERIVED)}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
-
-    def __add__(self, other: SourceCounts) -> SourceCounts:
-        return self._with(other, add)
-
-    def __sub__(self, other: SourceCounts) -> SourceCounts:
-        return self._with(other, sub)
-
-    def _with(self, other: SourceCounts, join: Callable[[int, int], int]) -> SourceCounts:
-        """Join two counts field by field."""
-        joined: dict[str, Any] = {}
-        for name in _COUNTS:
-            mine = getattr(self, name)
-            theirs = getattr(other, name)
-            joined[name] = tuple(map(join, mine, theirs)) if name in _AT_COUNTS else join(mine, theirs)
-        return SourceCounts(**joined)
-
-
-_COUNTS = tuple(f.name for f in fields(SourceCounts))
-_AT_COUNTS = tuple(name for name in _COUNTS if name.endswith("_at"))
-_DERIVED = tuple(name for name, value in vars(SourceCounts).items() if isinstance(value, property))
-_ROW_COUNTS = ("target_steps", "emitted", "after_stop")
-_FATES = 6
-"""Number of stages a draft position may reach: not drafted, proposed, not cut by a grammar, verified, tested, accepted.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class LossyCounts:
-    """Counts since start-up for lossy verification.
-
-    `departed` is the expected number of accepted tokens that lossless verification would have rejected.
-    """
-
-    accepted: int = 0
-    departed: float = 0.0
-
-    @property
-    def departure_rate(self) -> float | None:
-        """Departed / accepted; None when nothing was accepted."""
-        return self.departed / self.accepted if self.accepted else None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return counts and rate, ready for JSON."""
-        return {"accepted": self.accepted, "departed": self.departed, "departure_rate": self.departure_rate}
-
-    def __sub__(self, other: LossyCounts) -> LossyCounts:
-        return LossyCounts(self.accepted - other.accepted, self.departed - other.departed)
+_STAGES = 6
+"""Stages that a draft position may reach: not drafted, proposed, not cut by a grammar, verified, tested, accepted."""
 
 
 class LossyCounter:
@@ -168,58 +46,6 @@ class LossyCounter:
             return LossyCounts()
         accepted, departed = self._sums.tolist()
         return LossyCounts(int(accepted), departed)
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsSnapshot:
-    """The counts at one moment, on the host.  Subtract an earlier snapshot to get the counts in between.
-
-    Attributes:
-        by_source: counts per source; rows without a draft are counted under `NO_SOURCE`, or under `OFF_SOURCE`, which
-            is there if there were some, if they could not draft.
-        faults: for each plug-in, the number of times that it "raised", was "malformed" or "late", was "switched off"
-            or "came back".
-        lossy: counts of the rows that a lossy verifier decided.
-    """
-
-    by_source: Mapping[str, SourceCounts]
-    faults: Mapping[str, Mapping[str, int]]
-    lossy: LossyCounts = field(default_factory=LossyCounts)
-
-    @property
-    def total(self) -> SourceCounts:
-        """The sum over all sources, including rows without a draft."""
-        first, *others = self.by_source.values()
-        return sum(others, first)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain data, ready for JSON."""
-        return {
-            "total": self.total.as_dict(),
-            "by_source": {source: counts.as_dict() for source, counts in self.by_source.items()},
-            "faults": {name: dict(kinds) for name, kinds in self.faults.items()},
-            "lossy": self.lossy.as_dict(),
-        }
-
-    def __sub__(self, earlier: MetricsSnapshot) -> MetricsSnapshot:
-        before = earlier.by_source.keys()
-        now = self.by_source.keys()
-        if not before <= now <= before | {OFF_SOURCE}:
-            raise ContractError.build(
-                "snapshots of different metrics",
-                who="MetricsSnapshot",
-                found=f"sources {list(earlier.by_source)}",
-                expected=f"sources {list(self.by_source)}",
-            )
-        faults = {name: Counter(kinds) - Counter(earlier.faults.get(name, {})) for name, kinds in self.faults.items()}
-        return MetricsSnapshot(
-            by_source={
-                source: counts - earlier.by_source[source] if source in earlier.by_source else counts
-                for source, counts in self.by_source.items()
-            },
-            faults={name: dict(kinds) for name, kinds in faults.items() if kinds},
-            lossy=self.lossy - earlier.lossy,
-        )
 
 
 class SpecMetrics:
@@ -245,9 +71,9 @@ class SpecMetrics:
             )
         self._place = torch.arange(max_draft_length, device=device)
         # One row more than there are names, for `OFF_SOURCE`.
-        self._rows = torch.zeros(len(self._names) + 1, len(_ROW_COUNTS), dtype=torch.int64, device=device)
-        self._tokens = torch.zeros(len(self._names), max_draft_length, _FATES, dtype=torch.int64, device=device)
-        self._host_counts = {NO_SOURCE: (0, 0, 0), OFF_SOURCE: (0, 0, 0)}  # `_ROW_COUNTS` by `record_on_host`
+        self._rows = torch.zeros(len(self._names) + 1, len(ROW_COUNTS), dtype=torch.int64, device=device)
+        self._tokens = torch.zeros(len(self._names), max_draft_length, _STAGES, dtype=torch.int64, device=device)
+        self._host_counts = {NO_SOURCE: (0, 0, 0), OFF_SOURCE: (0, 0, 0)}  # `ROW_COUNTS` by `record_on_host`
         self._faults: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.lossy = LossyCounter()
 
@@ -315,10 +141,10 @@ class SpecMetrics:
         ends = xp.stack((proposed, proposed - cut, verified, tested, accepted), 1)
         place = as_array(self._place)[: bucket.shape[1]]
         came = (place < ends[:, :, None]).sum(1)
-        index = (bucket * len(self._place) + place) * _FATES + came
+        index = (bucket * len(self._place) + place) * _STAGES + came
         _add(self._tokens.view(-1), index.reshape(-1), 1)
 
-    def fault(self, name: str, kind: str) -> None:
+    def count_fault(self, name: str, kind: str) -> None:
         """Count a plug-in's fault (host): see `MetricsSnapshot.faults`."""
         self._faults[name][kind] += 1
 
@@ -336,21 +162,21 @@ class SpecMetrics:
         came = tokens.flip(2).cumsum(2).flip(2)  # reached at least this stage
         by_source = {}
         for name, of_rows, at in zip(self._names, rows.tolist(), came.transpose(1, 2).tolist(), strict=False):
-            named: dict[str, Any] = dict(zip(_ROW_COUNTS, of_rows, strict=True))
+            named: dict[str, Any] = dict(zip(ROW_COUNTS, of_rows, strict=True))
             _, proposed, left, *reached = at
-            named |= dict(zip(_AT_COUNTS, map(tuple, reached), strict=True))
+            named |= dict(zip(POSITION_COUNTS, map(tuple, reached), strict=True))
             cut_by_grammar = sum(proposed) - sum(left)
             by_source[name] = SourceCounts(proposed=sum(proposed), cut_by_grammar=cut_by_grammar, **named)
         if any(off := rows[-1].tolist()):
             none = by_source[NO_SOURCE]
-            counted = dict[str, Any](zip(_ROW_COUNTS, off, strict=True))
+            counted = dict[str, Any](zip(ROW_COUNTS, off, strict=True))
             by_source[OFF_SOURCE] = replace(none - none, **counted)
         faults = {name: dict(kinds) for name, kinds in self._faults.items()}
         return MetricsSnapshot(by_source, faults, self.lossy.read())
 
 
 def _row_counts(verdict: Verdict, dim: int) -> Any:
-    """Stack the figures of `_ROW_COUNTS`."""
+    """Stack the figures of `ROW_COUNTS`."""
     emitted = as_array(verdict.emitted)
     after = as_array(verdict.after_stop)
     seen = emitted - after
@@ -364,7 +190,3 @@ def _add(counts: Tensor, index: Any, values: Any) -> None:
         return
     each = torch.ones_like(index) if isinstance(values, int) else values
     counts.index_add_(0, index.long(), each.long())
-
-
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None

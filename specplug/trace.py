@@ -24,7 +24,7 @@ logger = logging.getLogger("specplug")
 
 HEADER = b'{"format": "specplug trace", "version": 3}\n'
 
-MOST_KEPT = 4096
+MAX_KEPT = 4096
 """Most rows that wait for a file that cannot be written."""
 
 _BLOCK = 1 << 16  # bytes
@@ -150,7 +150,7 @@ class TraceWriter:
     """Appends rows to a file, which is created with its folders if it does not exist, or to a character device.
 
     Rows are written at once, in whole lines.  What cannot be written, because the disk is full for example, is kept for
-    the next time, up to `MOST_KEPT` rows; then the oldest are lost.  If a process died while writing, the incomplete
+    the next time, up to `MAX_KEPT` rows; then the oldest are lost.  If a process died while writing, the incomplete
     last line is dropped when the file is reopened.
 
     Raises:
@@ -159,7 +159,7 @@ class TraceWriter:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._lines: deque[bytes] = deque(maxlen=MOST_KEPT)
+        self._lines: deque[bytes] = deque(maxlen=MAX_KEPT)
         self._warned = False
         self._file = _open_for_rows(self._path)
         self._is_regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
@@ -179,7 +179,7 @@ class TraceWriter:
                 self._file.truncate(end)
             if not self._warned:
                 self._warned = True
-                kept = f"the newest {MOST_KEPT} rows are kept until it can"
+                kept = f"the newest {MAX_KEPT} rows are kept until it can"
                 logger.warning("trace: %s cannot be written (%s); %s", self._path, error.strerror, kept)
 
     def close(self) -> None:

@@ -19,7 +19,10 @@ RECORDS = ROOT / ".cache" / "compatibility"
 VERSIONS = ROOT / ".ci" / "environments" / "versions"
 """Requirements of the older versions that `make test-versions` runs; the files are named after engine and version."""
 
-T, V1, V2, S = "transformers", "vLLM V1", "vLLM V2", "SGLang"
+T = "transformers"
+V1 = "vLLM V1"
+V2 = "vLLM V2"
+S = "SGLang"
 ENGINES = (T, V1, V2, S)
 SUITES = {T: "tests/transformers", V1: "tests/engines/vllm", V2: "tests/engines/vllm", S: "tests/engines/sglang"}
 
@@ -45,13 +48,13 @@ FEATURES: dict[str, Cells] = {
         S: "test_sampling.py::test_drafts_are_verified_by_the_distribution",
     },
     "top-k, top-p": {
-        T: "test_processors.py::test_sampled_tokens_pass_the_filters",
+        T: "test_fields.py::test_engine[top_p",
         V1: "test_sampling.py::test_top_k_and_top_p[v1",
         V2: "test_sampling.py::test_top_k_and_top_p[v2",
         S: "test_sampling.py::test_top_k_and_top_p",
     },
     "min-p": {
-        T: "test_processors.py::test_sampled_tokens_pass_the_filters",
+        T: "test_fields.py::test_engine[min_p",
         V1: f"{REFUSED}test_fields.py::test_a_field_is_as_its_row_says[v1-min_p",
         V2: "test_fields.py::test_a_field_is_as_its_row_says[v2_async-min_p",
         S: "test_exact.py::test_min_p_beside_ordinary_requests",
@@ -123,13 +126,13 @@ FEATURES: dict[str, Cells] = {
         S: "test_suite.py::TestFeatures::test_prefix_caching[overlap",
     },
     "chunked prefill": {
-        T: "test_models.py::test_left_over_entries_are_never_seen",
+        T: "test_models.py::test_every_model_gives_its_own_answers",
         V1: "test_fields.py::test_a_field_is_as_its_row_says[v1-max_tokens-wrong-alone-chunks",
         V2: "test_fields.py::test_a_field_is_as_its_row_says[v2_async-max_tokens-wrong-alone-chunks",
         S: "test_fields.py::test_a_field_is_as_its_row_says[overlap-max_new_tokens-wrong-beside-chunks",
     },
     "preemption": {
-        T: "test_lifecycle.py::test_preempted_requests_resume_by_themselves",
+        T: NONE,
         V1: "test_suite.py::TestLifecycle::test_preempted_and_resumed[v1",
         V2: "test_suite.py::TestLifecycle::test_preempted_and_resumed[v2",
         S: "test_suite.py::TestLifecycle::test_preempted_and_resumed",
@@ -237,7 +240,7 @@ PROPOSERS: dict[str, Cells] = {
         T: NONE,
         V1: "test_extended.py::test_a_draft_models_cache_stays_in_step_and_lookup_goes_on[v1",
         V2: "test_extended.py::test_a_draft_models_cache_stays_in_step_and_lookup_goes_on[v2",
-        S: "test_extended_drafts.py::",
+        S: "test_engine_drafts.py::",
     },
     "one that raises, hangs or drafts garbage": {
         T: "test_requests.py::",
@@ -265,7 +268,7 @@ def cells() -> list[tuple[str, str, str]]:
     ]
 
 
-def lacking(suite: str, passed: Iterable[str], slow: Iterable[str]) -> list[str]:
+def missing_cells(suite: str, passed: Iterable[str], slow: Iterable[str]) -> list[str]:
     """Return the cells of a suite for which no test passed, without those whose tests are all slow ones.
 
     Args:
@@ -273,7 +276,8 @@ def lacking(suite: str, passed: Iterable[str], slow: Iterable[str]) -> list[str]
         passed: ids of the tests that passed.
         slow: ids of the tests that were left out because they are slow.
     """
-    ran, left_out = list(passed), list(slow)
+    ran = list(passed)
+    left_out = list(slow)
     return [
         f"{row}, {engine}: {cell}"
         for row, engine, cell in cells()
@@ -319,7 +323,8 @@ def render(records: Mapping[str, Mapping[str, list[str]]], versions: Mapping[str
             return "untested"
         if cell == NONE:
             return ""
-        record, start = records[SUITES[engine]], evidence(engine, cell)
+        record = records[SUITES[engine]]
+        start = evidence(engine, cell)
         file = start.partition("::")[0]
         word = "refused" if cell.startswith(REFUSED) else "tested"
         if not any(name.startswith(start) for name in record["passed"]):

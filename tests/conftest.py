@@ -45,7 +45,8 @@ def pytest_runtest_makereport(item: pytest.Item):
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Record what a whole suite ran, for the compatibility matrix, and fail if a cell of it lacks its tests."""
-    ran, chosen = session.config.stash[RAN], {str(path) for path in session.config.args}
+    ran = session.config.stash[RAN]
+    chosen = {str(path) for path in session.config.args}
     options = session.config.option
     of_another_version = bool(options.xmlpath)  # see `make test-versions`
     is_part = options.collectonly or options.keyword or options.markexpr not in ("", "not slow")
@@ -57,7 +58,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         if not whole:
             continue
         mine = {kind: [name for name in names if name.startswith(suite)] for kind, names in ran.items()}
-        gone = compatibility.lacking(suite, **mine)
+        gone = compatibility.missing_cells(suite, **mine)
         if gone:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
             session.config.get_terminal_writer().line(

@@ -52,8 +52,11 @@ class Pod:
     """
 
     def __init__(self, name: str, folders: Mapping[str, Path], replaced: Mapping[str, str]) -> None:
-        self.spec, self._folders, self._replaced = pod_spec(name), folders, replaced
-        [self.init], [self.container] = self.spec["initContainers"], self.spec["containers"]
+        self.spec = pod_spec(name)
+        self._folders = folders
+        self._replaced = replaced
+        [self.init] = self.spec["initContainers"]
+        [self.container] = self.spec["containers"]
         self._data = manifest("common", "ConfigMap")["data"]
 
     @property

@@ -67,7 +67,8 @@ class Prometheus:
     """
 
     def __init__(self, folder: Path, target: str, key: str) -> None:
-        self.target, self.url = target, f"http://127.0.0.1:{free_port()}"
+        self.target = target
+        self.url = f"http://127.0.0.1:{free_port()}"
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(GRAFANA / "alerts.yaml")],

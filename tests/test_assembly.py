@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -14,8 +13,8 @@ from specplug.assembly import build_draft_stage, build_plan_stage, build_verifie
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError, PluginError, SettingsError
 from specplug.interfaces import Planner, PluginContext
-from specplug.plugins.registry import Owner, Registry, default_registry
-from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec, hookimpl
+from specplug.plugins.registry import Registry, default_registry
+from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec
 from specplug.settings.model import CorporaSettings, Settings
 from specplug.steps.handles import HostHandle, ProposerHandle
 from specplug.steps.trim import SurvivalTrimmer
@@ -25,6 +24,7 @@ from specplug.types.plan import HostStats
 from specplug.types.step import Draft, StepPlan
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
 from specplug.verify.reference import ReferenceVerifier
+from tests.plugins.planted import registry_of
 from tests.steps.tools import Recorder
 
 META = PluginContext(EngineCaps(4), vocab_size=16, max_slots=2, max_length=32, device=torch.device("meta"))
@@ -101,42 +101,49 @@ def broken_warmup(context: PluginContext) -> Started:
     return proposer
 
 
+def proposer(name: str, factory: object = Started, caps: object = None, **more: object) -> ProposerSpec:
+    return ProposerSpec(name=name, factory=factory, summary="", caps=caps or ProposerCaps(), **more)  # type: ignore[arg-type]
+
+
+def policy(name: str, factory: object = Always, trimmer: object = SurvivalTrimmer) -> PolicySpec:
+    return PolicySpec(name=name, factory=factory, summary="", trimmer=trimmer)  # type: ignore[arg-type]
+
+
+def verifier(name: str, factory: object, *distributions: Distribution) -> VerifierSpec:
+    caps = VerifierCaps(lossless=True, **({"distributions": distributions} if distributions else {}))
+    return VerifierSpec(name=name, factory=factory, summary="", caps=caps)  # type: ignore[arg-type]
+
+
 @pytest.fixture(scope="module")
 def registry() -> Registry:
-    @hookimpl
-    def specplug_register_proposers(register):
-        failing = {"cold": broken_warmup, "bad": broken, "wrong": mistaken, "exits": leaving}
-        for name, factory in {"dev": Started, **failing}.items():
-            register(ProposerSpec(name=name, factory=factory, summary="", caps=ProposerCaps()))
-        register(ProposerSpec(name="no proposer", factory=nothing, summary="", caps=ProposerCaps()))
-        register(ProposerSpec(name="host", factory=Started, summary="", caps=ProposerCaps(needs_host=True)))
-        quick = ProposerCaps(needs_host=True, inline=True)
-        register(ProposerSpec(name="quick", factory=Started, summary="", caps=quick))
-        register(ProposerSpec(name="anywhere", factory=Started, summary="", caps=anywhere))
-        register(ProposerSpec(name="compiled", factory=Compiled, summary="", caps=ProposerCaps()))
-        register(ProposerSpec(name="nowhere", factory=Started, summary="", caps=broken))
-        for name, sections in {"reads corpora": ("corpora",), "reads too much": ("corpora", "proposer")}.items():
-            register(ProposerSpec(name=name, factory=Started, summary="", caps=ProposerCaps(), sections=sections))
-
-    @hookimpl
-    def specplug_register_policies(register):
-        register(PolicySpec(name="always", factory=Always, summary="", trimmer=SurvivalTrimmer))
-        register(PolicySpec(name="compiled", factory=Always, summary="", trimmer=CompiledTrimmer))
-        register(PolicySpec(name="bad", factory=broken, summary="", trimmer=broken))
-        register(PolicySpec(name="no policy", factory=nothing, summary="", trimmer=nothing))
-
-    @hookimpl
-    def specplug_register_verifiers(register):
-        register(VerifierSpec(name="bad", factory=broken, summary="", caps=VerifierCaps(lossless=True)))
-        caps = VerifierCaps(lossless=True, distributions=(Distribution.PROBS,))
-        register(VerifierSpec(name="takes probs", factory=TakesProbs, summary="", caps=caps))
-        register(VerifierSpec(name="no verifier", factory=nothing, summary="", caps=VerifierCaps(lossless=True)))
-
-    registry = Registry()
-    hooks = (specplug_register_proposers, specplug_register_policies, specplug_register_verifiers)
-    registry.add(SimpleNamespace(**{hook.__name__: hook for hook in hooks}), Owner("main", "acme", "1"))
-    assert registry.load_errors == ()
-    return registry
+    return registry_of(
+        proposers=[
+            proposer("dev"),
+            proposer("cold", broken_warmup),
+            proposer("bad", broken),
+            proposer("wrong", mistaken),
+            proposer("exits", leaving),
+            proposer("no proposer", nothing),
+            proposer("host", caps=ProposerCaps(needs_host=True)),
+            proposer("quick", caps=ProposerCaps(needs_host=True, inline=True)),
+            proposer("anywhere", caps=anywhere),
+            proposer("compiled", Compiled),
+            proposer("nowhere", caps=broken),
+            proposer("reads corpora", sections=("corpora",)),
+            proposer("reads too much", sections=("corpora", "proposer")),
+        ],
+        policies=[
+            policy("always"),
+            policy("compiled", trimmer=CompiledTrimmer),
+            policy("bad", broken, broken),
+            policy("no policy", nothing, nothing),
+        ],
+        verifiers=[
+            verifier("bad", broken),
+            verifier("takes probs", TakesProbs, Distribution.PROBS),
+            verifier("no verifier", nothing),
+        ],
+    )
 
 
 def settings(**changes) -> Settings:
@@ -194,7 +201,8 @@ def test_the_deadline_is_given_in_milliseconds(registry, milliseconds, seconds):
     faults = {"host_deadline_ms": milliseconds, "max_consecutive": 2, "cooldown_steps": 5}
     stage = build_draft_stage(settings(proposer="host", faults=faults), registry, META)
     [runner] = stage.runners
-    handle, guard = runner.handle, runner.guard
+    handle = runner.handle
+    guard = runner.guard
     assert handle._deadline == seconds
     assert (guard.name, guard._max_consecutive, guard._cooldown_steps) == ("host", 2, 5)
     stage.close()

@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from tests import compatibility
-from tests.compatibility import FEATURES, PAGE, PROPOSERS, ROOT, VERSIONS, cells, evidence, lacking, render
+from tests.compatibility import FEATURES, PAGE, PROPOSERS, ROOT, VERSIONS, cells, evidence, missing_cells, render
 
 
 @pytest.mark.parametrize(("row", "engine", "cell"), cells())
@@ -33,10 +33,10 @@ def test_the_page_has_all_rows():
 def test_what_did_not_run_is_noticed():
     suite = "tests/transformers"
     ours = [evidence(engine, cell) for _, engine, cell in cells() if compatibility.SUITES[engine] == suite]
-    assert lacking(suite, ours, []) == []
-    assert lacking(suite, ours[1:], ours[:1]) == []
+    assert missing_cells(suite, ours, []) == []
+    assert missing_cells(suite, ours[1:], ours[:1]) == []
     gone = [name for name in ours if "test_seeds" not in name]
-    assert lacking(suite, gone, []) == ["seeds, transformers: test_seeds.py::"]
+    assert missing_cells(suite, gone, []) == ["seeds, transformers: test_seeds.py::"]
 
 
 def test_a_slow_test_is_shown_as_one():

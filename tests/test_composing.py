@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import specplug.plugins.builtin
+import specplug_fixed.plugin
 from specplug.assembly import build_draft_stage
 from specplug.composing import ComposedProposer, splice
 from specplug.errors import ContractError, PluginError
 from specplug.interfaces import PluginContext
-from specplug.plugins.registry import Owner, Registry
-from specplug.plugins.specs import ProposerSpec, hookimpl
+from specplug.plugins.specs import ProposerSpec
 from specplug.settings.model import Settings
 from specplug.testing.batches import make_batch
 from specplug.types.caps import EngineCaps, ProposerCaps
 from specplug.types.draft import NO_TOKEN
 from specplug.types.request import EngineEvent, Lifecycle, Request, RequestEvent
 from specplug.types.step import Draft, Outcome, StepPlan
+from tests.plugins.planted import registry_of
 from tests.steps.tools import Recorder, int32, rows
 
 DRAFT_LENGTH = 4
@@ -42,7 +45,8 @@ def test_splice_appends_what_continues_a_row_and_leaves_the_others(first, second
     draft.validate()
     for row, (mine, theirs) in enumerate(zip(first, second, strict=True)):
         tail = theirs[len(mine) :] if theirs[: len(mine)] == mine else []
-        ids, count = mine + tail, len(mine) + len(tail)
+        ids = mine + tail
+        count = len(mine) + len(tail)
         pad = DRAFT_LENGTH - count
         assert draft.token_ids[row].tolist() == ids + [NO_TOKEN] * pad
         assert draft.source[row].tolist() == [0] * len(mine) + [1] * len(tail) + [-1] * pad
@@ -63,45 +67,30 @@ PARTS = {
 }
 
 
+LEARNS = ProposerCaps(learns=True)
+
+
 class Made:
     """A server with composed proposers over recording parts."""
 
     def __init__(self, proposer: str = "joined", **settings: object) -> None:
         self.parts: dict[str, Recorder] = {}
-        registry = Registry()
-        registry.add(SimpleNamespace(specplug_register_proposers=self._hook()), Owner("made", "tests", "1"))
-        import specplug.plugins.builtin
-        import specplug_fixed.plugin
-
-        for name, module in {"core": specplug.plugins.builtin, "fixed": specplug_fixed.plugin}.items():
-            registry.add(module, Owner(name, "tests", "1"))
-        assert not registry.load_errors
+        joined = {"joined": ("first", "second"), "nested": ("joined",), "a": ("b",), "b": ("a",), "odd": ("nobody",)}
+        specs = [self._spec(name, partial(self._part, name), replace(PARTS[name][1], learns=True)) for name in PARTS]
+        specs += [self._spec(name, partial(ComposedProposer, names=parts)) for name, parts in joined.items()]
+        registry = registry_of(specplug.plugins.builtin, specplug_fixed.plugin, proposers=specs)
         faults = {"host_deadline_ms": None, "max_consecutive": 100, **settings.pop("faults", {})}
         self.context = PluginContext(EngineCaps(DRAFT_LENGTH), vocab_size=16, max_slots=3, max_length=32)
         chosen = Settings(proposer=proposer, policy="fixed", faults=faults, **settings)
         self.stage = build_draft_stage(chosen, registry, self.context)
         self.metrics = self.stage.metrics
 
-    def _hook(self):
-        joined = {"joined": ("first", "second"), "nested": ("joined",), "a": ("b",), "b": ("a",), "odd": ("nobody",)}
+    def _spec(self, name: str, factory: Any, caps: ProposerCaps = LEARNS) -> ProposerSpec:
+        return ProposerSpec(name=name, factory=factory, summary="", caps=caps)
 
-        @hookimpl
-        def specplug_register_proposers(register):
-            for name, (_, caps) in PARTS.items():
-                caps = replace(caps, learns=True)
-                register(ProposerSpec(name=name, factory=self._part(name), summary="", caps=caps))
-            for name, parts in joined.items():
-                factory = lambda context, parts=parts: ComposedProposer(context, parts)  # noqa: E731
-                register(ProposerSpec(name=name, factory=factory, summary="", caps=ProposerCaps(learns=True)))
-
-        return specplug_register_proposers
-
-    def _part(self, name: str):
-        def factory(context: PluginContext) -> Recorder:
-            self.parts[name] = PARTS[name][0]()
-            return self.parts[name]
-
-        return factory
+    def _part(self, name: str, context: PluginContext) -> Recorder:
+        self.parts[name] = PARTS[name][0]()
+        return self.parts[name]
 
     def draft(self, length: int = 3, draft_length: int = DRAFT_LENGTH, **columns) -> Draft:
         self.batch = make_batch([range(length)] * 3, vocab_size=16, generations=[0, 0, 0], **columns)
@@ -155,8 +144,10 @@ def test_parts_observe_their_own_sources_and_hear_every_event(made, proposer):
     it.draft(reset_slots=(0, 1, 2))
     it.verify([3, 0, 1])
     it.stage.close()
-    first, second = it.parts["first"], it.parts["second"]
-    [(batch, seen, verdict)], [(_, other, _)] = first.observed, second.observed
+    first = it.parts["first"]
+    second = it.parts["second"]
+    [(batch, seen, verdict)] = first.observed
+    [(_, other, _)] = second.observed
     assert seen.source.tolist() == [[0, 0, -1, -1], [0, 0, 0, -1], [-1] * 4]
     assert other.source.tolist() == [[-1, -1, 0, 0], [-1] * 4, [0, -1, -1, -1]]
     assert (verdict.accepted.tolist(), batch.num_new.tolist()) == ([3, 0, 1], [4, 1, 2])
@@ -203,7 +194,8 @@ def test_the_parts_can_ingest_without_drafting(made):
 def test_who_asks_it_to_ingest_and_to_propose_apart_hands_nothing_twice(made):
     it = made()
     batch = make_batch([range(3)] * 3, vocab_size=16, reset_slots=(0, 1, 2))
-    composed, draft = it.stage.proposers["joined"], Draft.allocate(3, DRAFT_LENGTH)
+    composed = it.stage.proposers["joined"]
+    draft = Draft.allocate(3, DRAFT_LENGTH)
     composed.ingest(batch)
     composed.propose(batch, int32([DRAFT_LENGTH] * 3), draft)
     assert ids(draft) == JOINED

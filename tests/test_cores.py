@@ -8,7 +8,9 @@ import pytest
 
 from specplug import cores
 
-V1, QUOTA, PERIOD = "4:memory:/a\n1:cpu,cpuacct:/a/b\n", "cpu.cfs_quota_us", "cpu.cfs_period_us"
+V1 = "4:memory:/a\n1:cpu,cpuacct:/a/b\n"
+QUOTA = "cpu.cfs_quota_us"
+PERIOD = "cpu.cfs_period_us"
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,8 @@ def test_what_they_refer_to_is_there():
 @pytest.mark.parametrize("name", SERVERS)
 def test_several_replicas_only_read_the_corpora(name: str):
     assert manifest(name, "Deployment")["spec"]["replicas"] > 1
-    [container], [writer] = pod_spec(name)["containers"], pod_spec("common")["containers"]
+    [container] = pod_spec(name)["containers"]
+    [writer] = pod_spec("common")["containers"]
     own, writers = ({mount["name"]: mount for mount in one["volumeMounts"]} for one in (container, writer))
     assert {volume for volume, mount in own.items() if not mount.get("readOnly")} == {"shm"}
     assert own["corpora"]["mountPath"] == writers["corpora"]["mountPath"]
@@ -77,7 +78,8 @@ def test_several_replicas_only_read_the_corpora(name: str):
 
 
 def test_the_job_installs_as_a_server_does():
-    [own], [servers] = pod_spec("common")["initContainers"], pod_spec("vllm")["initContainers"]
+    [own] = pod_spec("common")["initContainers"]
+    [servers] = pod_spec("vllm")["initContainers"]
     assert own == servers
 
 

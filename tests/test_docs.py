@@ -13,14 +13,16 @@ from types import ModuleType
 import pytest
 import typer.main
 
+from specplug.mistakes import leaves
 from specplug.plugins import specs
-from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.registry import KINDS
 from specplug.plugins.specs import CheckResult, PluginSpec
 from specplug.requests.parsing import parse_request_fields
 from specplug.requests.schema import RequestFields
-from specplug.settings import KINDS, Limits, Settings, leaves, load_settings
+from specplug.settings import Limits, Settings, load_settings
 from specplug.tools.cli.app import app
 from specplug.tools.cli.new import TEMPLATES
+from tests.plugins.planted import registry_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLUGINS = "writing-plugins.md"
@@ -102,7 +104,8 @@ def test_every_hook_has_a_section_and_every_section_a_hook():
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_hooks_section_shows_its_signature_and_the_fields_of_its_description(name: str):
-    section, spec = section_of_hook(name), SPEC_OF_HOOK[name]
+    section = section_of_hook(name)
+    spec = SPEC_OF_HOOK[name]
     assert SIGNATURES[name] == re.search(r"```python\n(def .*)\n```", section)[1]  # type: ignore[index]
     common = {field.name for field in dataclasses.fields(PluginSpec)}
     own = {field.name for field in dataclasses.fields(spec)} - common
@@ -121,10 +124,7 @@ def test_a_hooks_example_registers_something(name: str):
     for example in examples:
         module = ModuleType("example")
         exec(example, module.__dict__)
-        registry = Registry()
-        registry.add(module, Owner("example", "docs", "1"))
-        assert registry.load_errors == ()
-        assert len(registry.entries(SPEC_OF_HOOK[name])) == 1
+        assert len(registry_of(module).entries(SPEC_OF_HOOK[name])) == 1
 
 
 def test_the_example_check_gives_a_result():
@@ -140,7 +140,8 @@ def test_the_example_check_gives_a_result():
 def test_every_setting_is_documented_with_its_default_and_no_other():
     rows = table(sections("settings.md")["Server settings"], "Setting")
     documented = {key: json.loads(row[1].strip("`")) for key, row in rows.items()}
-    assert documented == {leaf.key: list(leaf.default) if leaf.default == () else leaf.default for leaf in leaves()}
+    defaults = {leaf.key: leaf.default for leaf in leaves(Settings)}
+    assert documented == {key: list(value) if value == () else value for key, value in defaults.items()}
 
 
 def test_every_request_field_is_documented_with_its_default_and_no_other():
@@ -170,7 +171,9 @@ def test_example_requests_are_valid_and_the_three_forms_say_the_same():
     references, names, fields = code_blocks("settings.md", "json")
 
     def parse(text: str):
-        return parse_request_fields(text, tokenize=lambda s: list(s.encode()), vocab_size=256, limits=Limits())
+        return parse_request_fields(
+            json.loads(text), tokenize=lambda s: list(s.encode()), vocab_size=256, limits=Limits()
+        )
 
     for forms in (references, names):
         first, *others = [parse(line) for line in forms.splitlines()]

@@ -15,13 +15,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from specplug.errors import ContractError, PluginError, text_of
+from specplug.errors import ContractError, PluginError, quote, text_of
 from specplug.faults import FaultGuard, LateDraft, status_of
 from specplug.plugins.specs import PolicySpec
-from specplug.settings.mistakes import shown
 from specplug.steps.job_thread import JobThread
 
-OFF, ON = False, True
+OFF = False
+ON = True
 
 
 def works() -> None:
@@ -155,8 +155,8 @@ def test_texts_of_objects_are_short_and_can_be_encoded():
     assert text_of("\ud800") == r"\ud800"
     assert len(text_of("x" * 10**6)) < 10**4
     assert str(ContractError.build("wrong", found=HostileText("x"))) == "wrong; found <HostileText without a text>"
-    assert shown({"a": [HostileText("x"), Hostile]}).startswith("{'a': ['x', ")
-    assert shown([Unshown()]) == "<list without a text>"
+    assert quote({"a": [HostileText("x"), Hostile]}).startswith("{'a': ['x', ")
+    assert quote([Unshown()]) == "<list without a text>"
 
 
 @pytest.mark.parametrize("status", [refuse, lambda: {"x": {1, 2}}, lambda: 7, lambda: {HostileText("x"): object()}])

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specplug.counts import NO_SOURCE, OFF_SOURCE, SourceCounts
 from specplug.errors import ContractError
-from specplug.metrics import NO_SOURCE, OFF_SOURCE, SourceCounts, SpecMetrics
+from specplug.metrics import SpecMetrics
 from specplug.types.step import Outcome, Verdict
 
 SOURCES = ("own text", "references")
@@ -161,7 +162,8 @@ class TestOff:
     """Rows that could not draft are no evidence of what drafts are worth."""
 
     def test_so_have_rows_of_requests_that_take_no_drafts(self):
-        plain, off = {"emitted": 1}, torch.tensor([False, True, False, True])
+        plain = {"emitted": 1}
+        off = torch.tensor([False, True, False, True])
         rows = [STEP[0], plain, plain, {"emitted": 1, "after_stop": 1}]
         metrics = SpecMetrics(SOURCES, DRAFT_LENGTH)
         metrics.record(*step(rows), off)
@@ -185,11 +187,11 @@ class TestOff:
 class TestSnapshot:
     def test_difference_is_what_happened_in_between(self):
         metrics = recorded(STEP, STEP)
-        metrics.fault("slow", "late")
+        metrics.count_fault("slow", "late")
         before = metrics.snapshot()
         metrics.record(*step(STEP))
-        metrics.fault("slow", "late")
-        metrics.fault("slow", "switched off")
+        metrics.count_fault("slow", "late")
+        metrics.count_fault("slow", "switched off")
         spent = metrics.snapshot() - before
         assert spent.by_source == recorded(STEP).snapshot().by_source
         assert spent.faults == {"slow": {"late": 1, "switched off": 1}}
@@ -197,10 +199,11 @@ class TestSnapshot:
 
     def test_a_snapshot_does_not_move(self):
         metrics = recorded(STEP)
-        metrics.fault("slow", "late")
-        before, twin = metrics.snapshot(), metrics.snapshot()
+        metrics.count_fault("slow", "late")
+        before = metrics.snapshot()
+        twin = metrics.snapshot()
         metrics.record(*step(STEP))
-        metrics.fault("slow", "late")
+        metrics.count_fault("slow", "late")
         assert before == twin
         assert metrics.snapshot() != before
 
@@ -210,7 +213,7 @@ class TestSnapshot:
 
     def test_as_dict_is_json_of_every_field(self):
         metrics = recorded(STEP)
-        metrics.fault("slow", "raised")
+        metrics.count_fault("slow", "raised")
         plain = json.loads(json.dumps(metrics.snapshot().as_dict(), allow_nan=False))
         assert plain["faults"] == {"slow": {"raised": 1}}
         assert plain["total"]["tau"] == 1.6

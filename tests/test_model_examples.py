@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from specplug.interfaces import PluginContext
-from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.contract import ProposerContract
 from specplug.tools.demo import model_path
@@ -21,6 +20,7 @@ from specplug.tools.demo.tasks import KINDS
 from specplug.types.caps import EngineCaps
 from tests.draft_model.tools import greedy
 from tests.engines.examples import command
+from tests.plugins.planted import registry_of
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -47,9 +47,7 @@ def early_exit(context: PluginContext) -> early_exit_proposer.EarlyExit:
 
 
 def registered() -> ProposerSpec:
-    registry = Registry()
-    registry.add(early_exit_proposer, Owner("early-exit", "examples", "0"))
-    return replace(registry.get(ProposerSpec, "early-exit"), factory=early_exit)
+    return replace(registry_of(early_exit_proposer).get(ProposerSpec, "early-exit"), factory=early_exit)
 
 
 class TestEarlyExitContract(ProposerContract):
@@ -108,7 +106,8 @@ def arguments() -> argparse.Namespace:
 
 @pytest.mark.parametrize("name", ["tiny-draft", "tiny-draft-other"])
 def test_training_lowers_the_loss(name, target, arguments):
-    draft, same = distill_draft.Model.load(name), name == "tiny-draft"
+    draft = distill_draft.Model.load(name)
+    same = name == "tiny-draft"
     examples = distill_draft.make_examples(target, draft, arguments, same=same)
     assert len(examples) == arguments.texts
     teacher = target.model if same else None

@@ -104,7 +104,8 @@ def test_dependencies_are_ranges():
 
 
 def test_the_extra_installs_the_supported_transformers():
-    (major, oldest), (_, newest) = VERSIONS.oldest, VERSIONS.newest
+    (major, oldest) = VERSIONS.oldest
+    (_, newest) = VERSIONS.newest
     extra = PYPROJECT["project"]["optional-dependencies"]["transformers"]
     assert extra[0] == f"transformers>={major}.{oldest},<{major}.{newest + 1}"
 

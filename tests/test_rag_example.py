@@ -104,7 +104,9 @@ class Answering:
     """Stands for a server: what it was sent, and two steps for every request."""
 
     def __init__(self, says: str = "yes") -> None:
-        self.says, self.sent, self.steps = says, [], 0  # type: ignore[var-annotated]
+        self.says = says
+        self.sent = []
+        self.steps = 0
 
     def counts(self) -> dict[str, int]:
         return {
@@ -127,7 +129,8 @@ def compared(monkeypatch):
     monkeypatch.setattr(serving_demo, "ask", lambda server, *stated, **how: server.ask(*stated, **how))
 
     def compare(fast: Answering) -> SimpleNamespace:
-        plain, tasks = Answering(), {"quote": [Task("quote", f"p{number}", "yes") for number in range(5)]}
+        plain = Answering()
+        tasks = {"quote": [Task("quote", f"p{number}", "yes") for number in range(5)]}
         arms = [
             serving_demo.Arm("plain", plain),  # type: ignore[arg-type]
             serving_demo.Arm("alone", fast),  # type: ignore[arg-type]
@@ -141,7 +144,8 @@ def compared(monkeypatch):
 
 def test_every_arm_is_requested_the_same_and_only_its_own_carries_something(compared):
     done = compared(Answering())
-    plain, fast = done.plain.sent[1:], done.fast.sent[2:]  # the first of every arm sets things up
+    plain = done.plain.sent[1:]
+    fast = done.fast.sent[2:]
     assert [(f"p{number}", bool(number % 2), None) for number in range(5)] == plain
     assert sorted(sent[:2] for sent in fast) == sorted(2 * [sent[:2] for sent in plain])
     assert [extra for *_, extra in fast if extra] == [{f"p{number}": "yes"} for number in range(5)]

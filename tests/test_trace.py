@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from specplug.errors import TraceError
 from specplug.steps.tracer import StepTracer
-from specplug.trace import HEADER, MOST_KEPT, TraceRow, TraceWriter, read_trace, requests_in
+from specplug.trace import HEADER, MAX_KEPT, TraceRow, TraceWriter, read_trace, requests_in
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
 from specplug.types.step import Draft, Outcome, StepPlan, Verdict
 from tests.types.test_batch_and_plan import make_batch
@@ -111,27 +111,29 @@ class TestRoundTrip:
         assert requests_in(path, len(path.read_bytes().splitlines()[-1]) + 1) == [("é", ROW.tenant)]
         for place, name in enumerate(names):
             assert [row.step for row in read_trace(path, name)] == [*range(place, 100, 3)]
-        size, last = path.stat().st_size, len(path.read_bytes().splitlines()[-1]) + 1
+        size = path.stat().st_size
+        last = len(path.read_bytes().splitlines()[-1]) + 1
         for newest, count in ((last - 1, 0), (last, 1), (last + 1, 1), (2 * last + 9, 2), (size, 100), (size + 9, 100)):
             assert [*read_trace(path, newest=newest)] == rows[100 - count :]
 
 
 class TestFullDisks:
     def test_a_disk_that_is_full_for_a_while_costs_old_rows_and_no_line(self, small_disk, caplog):
-        path, padding = small_disk / "trace.jsonl", small_disk / "padding"
+        path = small_disk / "trace.jsonl"
+        padding = small_disk / "padding"
         trace = TraceWriter(path)
         trace.write(replace(ROW, step=0))
         with suppress(OSError):
             padding.write_bytes(b"x" * 300_000)
         for step in range(1, 10_000):
             trace.write(replace(ROW, step=step))
-            assert len(trace._lines) <= MOST_KEPT
+            assert len(trace._lines) <= MAX_KEPT
         full = [row.step for row in read_trace(path)]
         assert full == list(range(len(full))), "whole lines"
         assert len(caplog.records) == 1
         assert "trace.jsonl cannot be written (No space left on device)" in caplog.text
         padding.unlink()
-        trace._lines = deque(list(trace._lines)[-100:], MOST_KEPT)  # so many have room
+        trace._lines = deque(list(trace._lines)[-100:], MAX_KEPT)  # so many have room
         trace.close()
         assert [row.step for row in read_trace(path)] == [*full, *range(9_900, 10_000)]
         assert len(caplog.records) == 1
@@ -150,8 +152,8 @@ class TestFullDisks:
     @pytest.mark.parametrize("device", ["/dev/null", "/dev/full"])
     def test_devices(self, device, caplog):
         with closing(TraceWriter(device)) as trace:
-            trace.write(*[ROW] * 3 * MOST_KEPT)
-            assert len(trace._lines) == (MOST_KEPT if device == "/dev/full" else 0)
+            trace.write(*[ROW] * 3 * MAX_KEPT)
+            assert len(trace._lines) == (MAX_KEPT if device == "/dev/full" else 0)
         assert len(caplog.records) == (device == "/dev/full")
 
     def test_what_is_no_file_is_refused(self, tmp_path):
@@ -223,7 +225,7 @@ class TestExternalFiles:
             rows_in(path)
 
 
-FATES = [  # proposed, verified, accepted, emitted, cut by grammar, after stop -> reason
+OUTCOMES = [  # proposed, verified, accepted, emitted, cut by grammar, after stop -> reason
     (3, 3, 3, 4, 0, 0, "accepted"),
     (3, 3, 1, 2, 0, 0, "rejected"),
     (3, 2, 1, 2, 1, 0, "rejected"),
@@ -244,21 +246,21 @@ class TestRows:
 
     @pytest.fixture
     def rows(self, path):
-        columns = [torch.tensor(column, dtype=torch.int32) for column in list(zip(*FATES, strict=True))[:6]]
+        columns = [torch.tensor(column, dtype=torch.int32) for column in list(zip(*OUTCOMES, strict=True))[:6]]
         proposed, verified, accepted, emitted, cut, after_stop = columns
-        draft = Draft.allocate(len(FATES), 4, sources=("ngram", "references"))
+        draft = Draft.allocate(len(OUTCOMES), 4, sources=("ngram", "references"))
         for row, length in enumerate(proposed.tolist()):
             draft.set_row(row, range(10 * row, 10 * row + length), 0.1, source=[1, 0, 1][:length])
         draft.base_len.copy_(12 - emitted)
-        requests = [Request(f"r{row}", 2, 9, tenant="acme" if row == 1 else None) for row in range(len(FATES))]
-        batch = make_batch([TEXT] * len(FATES), requests=requests)
+        requests = [Request(f"r{row}", 2, 9, tenant="acme" if row == 1 else None) for row in range(len(OUTCOMES))]
+        batch = make_batch([TEXT] * len(OUTCOMES), requests=requests)
         verdict = Verdict.build(proposed, Outcome(verified, accepted, emitted, cut, after_stop))
         with closing(StepTracer(TraceWriter(path), lambda *fault: pytest.fail(str(fault)))) as tracer:
             tracer.verified(batch, draft, verdict)
         return {row.request: row for row in read_trace(path)}
 
     def test_every_reason_of_a_draft(self, rows):
-        expected = {f"r{number}": fate[-1] for number, fate in enumerate(FATES) if fate[-1]}
+        expected = {f"r{number}": outcome[-1] for number, outcome in enumerate(OUTCOMES) if outcome[-1]}
         assert {name: row.reason for name, row in rows.items()} == expected
         assert {row.reason for row in rows.values()} == {*KEPT, "prefill"}
 
@@ -268,7 +270,7 @@ class TestRows:
             tenant="acme",
             step=0,
             time=0.0,
-            batch=len(FATES),
+            batch=len(OUTCOMES),
             start=2,
             emitted=tuple(TEXT[2:]),
             base_len=10,

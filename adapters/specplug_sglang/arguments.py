@@ -12,21 +12,21 @@ from sglang.srt.environ import envs
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from specplug.errors import EngineError
+from specplug.operator import startup
 from specplug.settings.sources import CONFIG_VARIABLE
 from specplug_sglang import seams
 from specplug_sglang.config import (
     ALGORITHM,
-    HANDLES_ARGUMENTS,
     LENGTH_FLAG,
     default_requests_of,
     drafter,
-    engine_tokens,
-    extended_method,
     is_tree_mode,
     lossy_arguments,
     refusals,
     resolved,
     resolved_args,
+    resolved_hybrid,
+    use_of,
 )
 
 OFF = f"start without --speculative-algorithm {ALGORITHM}"
@@ -140,6 +140,7 @@ class Algorithm(CustomSpecAlgo):
                 seams.require(where)
             refuse_unsupported(server_args)
             found = resolved(server_args)
+            startup.refuse_missing(found.settings, str(resolved_args(server_args).device or "cpu"))
             if found.was_set("verifier"):
                 named = f"setting 'verifier' {found.settings.verifier!r}"
                 raise refusal("SGLang verifies drafts itself", named, "settings without it")
@@ -218,15 +219,7 @@ def refusal(what: str, found: str, expected: str, alternative: str = OFF) -> Eng
     return error
 
 
-def install() -> None:
-    """Hook SGLang's resolution of an algorithm's arguments; other servers are unchanged."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(HANDLES_ARGUMENTS, completed, HookType.BEFORE)
-    HookRegistry.register(HANDLES_ARGUMENTS, handled, HookType.AFTER)
-
-
-def completed(algorithm: Any, server_args: Any) -> None:
+def complete_arguments(algorithm: Any, server_args: Any) -> None:
     """Fill in what SGLang asks of a chain, steps for all its tokens, where lookup continues the drafts of its drafter.
 
     Its workers run `engine_tokens` steps; see `scheduler.extending`.
@@ -234,13 +227,13 @@ def completed(algorithm: Any, server_args: Any) -> None:
     from sglang.srt.arg_groups.overrides import declare_resolution
 
     with refusals():
-        if extended_method(server_args) is None:
+        if use_of(server_args) != "hybrid":
             return
         view = resolved_args(server_args)
-        found = resolved(server_args).settings.num_speculative_tokens
+        found, own = resolved_hybrid(server_args)
+        length = found.settings.num_speculative_tokens
         steps = view.speculative_num_steps
-        own = engine_tokens(server_args)
-        if steps not in (None, own, found):
+        if steps not in (None, own, length):
             raise refusal(
                 "the drafter's steps are given twice",
                 f"--speculative-num-steps {steps}, and {own} by options.hybrid.model_tokens",
@@ -250,24 +243,24 @@ def completed(algorithm: Any, server_args: Any) -> None:
     declare_resolution(
         server_args,
         "specplug",
-        speculative_num_steps=found,
-        speculative_num_draft_tokens=found + 1,
+        speculative_num_steps=length,
+        speculative_num_draft_tokens=length + 1,
         speculative_eagle_topk=view.speculative_eagle_topk or 1,
     )
 
 
-def handled(result: None, algorithm: Any, server_args: Any) -> None:
+def check_arguments(result: None, algorithm: Any, server_args: Any) -> None:
     """Check the arguments that SGLang has resolved for its algorithm; raise ValueError as `handle_server_args` does."""
     with refusals():
-        if drafter(server_args) is not None:
+        if drafter(server_args):
             for where in ("worker", "engine drafts"):  # a moved seam would end the scheduler a moment later
                 seams.require(where)
-            extends = extended_method(server_args) is not None
-            refuse_for_drafter(resolved_args(server_args), OF_EXTENDED if extends else OF_DRAFTERS)
-            resolved(server_args)
+            refused = OF_EXTENDED if use_of(server_args) == "hybrid" else OF_DRAFTERS
+            refuse_for_drafter(resolved_args(server_args), refused)
+            startup.refuse_missing(resolved(server_args).settings, str(resolved_args(server_args).device or "cpu"))
 
 
-def refuse_for_drafter(server_args: Any, refused: Refused = OF_DRAFTERS) -> None:
+def refuse_for_drafter(server_args: Any, refused: Refused) -> None:
     """Refuse arguments with which the draft length cannot change, or the text would be inexact (`EngineError`)."""
     algorithm = server_args.speculative_algorithm
     if algorithm not in METHODS:

@@ -13,7 +13,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from specplug.errors import SpecplugError
 from specplug.operator import startup
@@ -29,56 +29,37 @@ HANDLES_ARGUMENTS = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.handl
 LADDER = (0, 1, 2, 4, 8, 16, 32)
 """Draft lengths that get their own attention backend and CUDA graph on a GPU, besides the maximum draft length."""
 
-
-_MOST_REQUESTS = 2048
-_FEWEST_REQUESTS = 48
+_MAX_REQUESTS = 2048
+_MIN_REQUESTS = 48
 """The least that SGLang runs at a time without speculation where its cache holds them, and what with its own."""
 
 _TABLE_SHARE = 64
 """The token table, of four bytes per request and token of context, takes at most this part of the device's memory."""
 
 
-def is_requested(server_args: Any) -> bool:
-    """Return whether this server enables specplug, to draft or to plan the drafts of SGLang's own drafter."""
-    return _replaces(server_args) or drafter(server_args) is not None
+Use = Literal["", "proposers", "engine", "hybrid"]
+"""How a server uses specplug: not at all; its proposers draft; or SGLang's own drafter does, alone or before lookup."""
 
 
-def proposes(server_args: Any) -> bool:
-    """Return whether specplug's proposers draft on this server, alone or after SGLang's own drafter."""
-    return _replaces(server_args) or extended_method(server_args) is not None
-
-
-def drafter(server_args: Any) -> str | None:
-    """Return the algorithm of SGLang's own drafter if specplug plans or extends its drafts, otherwise None.
+def use_of(server_args: Any) -> Use:
+    """Return how this server uses specplug.
 
     Raises:
         SettingsError: the settings are invalid.
     """
-    return engine_method(server_args) or extended_method(server_args)
-
-
-def engine_method(server_args: Any) -> str | None:
-    """Return the algorithm of SGLang's own drafter if specplug does nothing but plan its drafts, otherwise None."""
-    return _method(server_args, "drafts_in_engine")
-
-
-def extended_method(server_args: Any) -> str | None:
-    """Return the algorithm of SGLang's own drafter if specplug's lookup continues its drafts, otherwise None."""
-    return _method(server_args, "extends_engine")
-
-
-def _replaces(server_args: Any) -> bool:
-    """Return whether specplug drafts in place of a drafter of SGLang's."""
-    return _algorithm(server_args) == ALGORITHM
-
-
-def _method(server_args: Any, use: str) -> str | None:
-    """Return the algorithm of SGLang's own drafter if the property `use` of the settings is true, otherwise None."""
-    environment = os.environ.get(CONFIG_VARIABLE, "")
     name = _algorithm(server_args)
-    if not environment or name in ("", ALGORITHM):
-        return None
-    return name if getattr(_load(None, name, environment).settings, use) else None
+    environment = os.environ.get(CONFIG_VARIABLE, "")
+    if name == ALGORITHM:
+        return "proposers"
+    if not name or not environment:
+        return ""
+    settings = _load(None, name, environment).settings
+    return "engine" if settings.drafts_in_engine else "hybrid" if settings.extends_engine else ""
+
+
+def drafter(server_args: Any) -> str:
+    """Return the algorithm of SGLang's own drafter if specplug plans or extends its drafts, otherwise ""."""
+    return _algorithm(server_args) if use_of(server_args) in ("engine", "hybrid") else ""
 
 
 @contextmanager
@@ -107,21 +88,15 @@ def resolved(server_args: Any) -> ResolvedSettings:
     Raises:
         SettingsError: the settings are invalid.
     """
-    return _found(server_args)[0]
+    return resolved_hybrid(server_args)[0]
 
 
-def engine_tokens(server_args: Any) -> int:
-    """Return how many tokens SGLang's own drafter drafts before specplug's lookup does; 0 if it does not."""
-    return _found(server_args)[1]
-
-
-def _found(server_args: Any) -> tuple[ResolvedSettings, int]:
-    """Return the settings of a server with specplug enabled, and `engine_tokens`."""
+def resolved_hybrid(server_args: Any) -> tuple[ResolvedSettings, int]:
+    """Do as `resolved`; return also how many tokens SGLang's own drafter drafts before lookup, 0 if none."""
     tokens = resolved_args(server_args).speculative_num_draft_tokens
     environment = os.environ.get(CONFIG_VARIABLE, "")
     found = _load(None if tokens is None else int(tokens) - 1, _algorithm(server_args), environment)
-    extends = not _replaces(server_args) and found.settings.extends_engine
-    return after_engine(found, default_registry()) if extends else (found, 0)
+    return after_engine(found, default_registry()) if use_of(server_args) == "hybrid" else (found, 0)
 
 
 def default_requests(context_length: int, memory: float | None, *, has_states: bool = False) -> tuple[int, str]:
@@ -131,13 +106,13 @@ def default_requests(context_length: int, memory: float | None, *, has_states: b
     None if unknown.  For a model that `has_states`, recurrent ones, SGLang reserves one per request and draft token.
     """
     if has_states:
-        return _FEWEST_REQUESTS, "memory for recurrent state; --max-running-requests raises it"
-    most = _MOST_REQUESTS
+        return _MIN_REQUESTS, "memory for recurrent state; --max-running-requests raises it"
+    requests = _MAX_REQUESTS
     if memory is not None:
-        most = int(memory * (1 << 20) / _TABLE_SHARE / (4 * context_length))
-    if most >= _MOST_REQUESTS:
-        return _MOST_REQUESTS, "SGLang's default without speculation"
-    return max(most, _FEWEST_REQUESTS), "memory for token ids; --max-running-requests raises it"
+        requests = int(memory * (1 << 20) / _TABLE_SHARE / (4 * context_length))
+    if requests >= _MAX_REQUESTS:
+        return _MAX_REQUESTS, "SGLang's default without speculation"
+    return max(requests, _MIN_REQUESTS), "memory for token ids; --max-running-requests raises it"
 
 
 def default_requests_of(server_args: Any) -> tuple[int, str]:
@@ -156,7 +131,7 @@ def engine_caps(server_args: Any) -> EngineCaps:
     view = resolved_args(server_args)
     draft_length = int(view.speculative_num_draft_tokens) - 1
     # SGLang builds runtime states of its own drafter for single draft lengths, on a CPU too.
-    ladder = () if view.device == "cpu" and _replaces(server_args) else ladder_up_to(draft_length)
+    ladder = () if view.device == "cpu" and use_of(server_args) == "proposers" else ladder_up_to(draft_length)
     return EngineCaps(
         max_draft_length=draft_length,
         captured_draft_lengths=ladder,
@@ -165,7 +140,7 @@ def engine_caps(server_args: Any) -> EngineCaps:
         trees=is_tree_mode(view),
         draft_input=Distribution.ONE_HOT,
         tensor_parallel_size=view.tp_size,
-        engine_tokens=engine_tokens(server_args),
+        engine_tokens=resolved_hybrid(server_args)[1],
     )
 
 
@@ -185,8 +160,7 @@ def lossy_arguments(view: Any) -> str:
     `view` holds the arguments: those decided at start-up, or the current ones.
     """
     names = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
-    given = {name: getattr(view, name) for name in names}
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items() if value < 1)
+    return " ".join(f"--{name.replace('_', '-')} {getattr(view, name)}" for name in names if getattr(view, name) < 1)
 
 
 def verifies_greedily() -> bool:
@@ -224,13 +198,13 @@ def least_captured(caps: EngineCaps, longest: int) -> int:
     return next((length for length in caps.captured_draft_lengths if length >= longest), longest)
 
 
-def largest_batches(lengths: Iterable[int], longest_draft: Callable[[int], int], most: int) -> dict[int, int]:
-    """Return, by draft length, the most requests, up to `most`, that such drafts are captured for; 0 for none.
+def largest_batches(lengths: Iterable[int], longest_draft: Callable[[int], int], max_requests: int) -> dict[int, int]:
+    """Return, by draft length, the most requests, up to `max_requests`, that such drafts are captured for; 0 for none.
 
     A step's drafts may be shorter than `longest_draft` of the number of its requests, which a policy plans, by limits
     of operators and requests, but never longer.
     """
-    longest = {size: longest_draft(size) for size in range(1, most + 1)}
+    longest = {size: longest_draft(size) for size in range(1, max_requests + 1)}
     return {length: max((size for size in longest if length <= longest[size]), default=0) for length in lengths}
 
 

@@ -1,13 +1,11 @@
 """SGLang checks of ``specplug doctor``, and the advice on a launch, which the server logs at start-up too.
 
-SGLang derives omitted arguments from device and model.  It resolves a launch line in a separate process:
-``python -m specplug_sglang.doctor ARGUMENTS``.
+SGLang derives omitted arguments from device and model, and so resolves a launch line itself, without starting anything.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
@@ -25,11 +23,10 @@ from specplug_sglang.config import (
     default_requests_of,
     drafter,
     engine_caps,
-    engine_method,
-    is_requested,
     lossy_arguments,
     resolved,
     resolved_args,
+    use_of,
     verifies_greedily,
 )
 from specplug_sglang.seams import VERSIONS
@@ -114,16 +111,6 @@ def arguments_in(words: list[str]) -> list[str] | None:
     return None
 
 
-COMMAND = ServerCommand(
-    engine="SGLang",
-    package="sglang",
-    module="specplug_sglang.doctor",
-    arguments_in=arguments_in,
-    expected=f"'python -m {MODULE} --model-path MODEL ...' or 'sglang serve MODEL ...'",
-    enabling=f"--speculative-algorithm {ALGORITHM}",
-)
-
-
 def resolved_launch(arguments: list[str]) -> Launch | None:
     """Parse and resolve a server's arguments with SGLang's own code."""
     try:
@@ -138,11 +125,21 @@ def resolved_launch(arguments: list[str]) -> Launch | None:
         ) from error
     load_plugins()
     server_args = prepare_server_args(arguments)
-    if not is_requested(server_args):
+    if not use_of(server_args):
         return None
     _require_loaded()
     server_args.resolve_once()
     return launch_of(server_args)
+
+
+COMMAND = ServerCommand(
+    engine="SGLang",
+    package="sglang",
+    resolved=resolved_launch,
+    arguments_in=arguments_in,
+    expected=f"'python -m {MODULE} --model-path MODEL ...' or 'sglang serve MODEL ...'",
+    enabling=f"--speculative-algorithm {ALGORITHM}",
+)
 
 
 def _require_loaded() -> None:
@@ -164,47 +161,50 @@ def launch_of(server_args: Any) -> Launch:
     view = resolved_args(server_args)
     caps = engine_caps(server_args)
     settings = resolved(server_args).settings
+    use = use_of(server_args)
     method = drafter(server_args)
     lossy = lossy_arguments(view)
-    topk = int(view.speculative_eagle_topk or 1)
-    most = caps.max_draft_length
-    requests = int(view.max_running_requests)
     device = str(view.device)
+    requests = int(view.max_running_requests)
     limited_by = _limited_by(server_args, requests)
+    limit = f"(limited by {limited_by})"
     scheduling = "synchronous" if view.disable_overlap_schedule else "overlap"
-    shape = "chains" if topk == 1 else f"trees (--speculative-eagle-topk {topk})"
-    head = (
-        f"drafts are {shape} of up to {most} tokens; {scheduling} scheduling, up to {requests} requests at a time "
-        f"(limited by {limited_by}), {view.attention_backend} attention on {device}"
-    )
+    topk = int(view.speculative_eagle_topk or 1)
+    shape = "chains" if topk == 1 else "trees"
+    longest = caps.max_draft_length
     decoding = view.cuda_graph_config.decode
     graphs_up_to = None if device == "cpu" or decoding.backend == "disabled" else int(decoding.max_bs)
+    reach = CheckResult("ok", f"every draft length from 0 to {longest} may be chosen; {device} has no graphs")
     if caps.captured_draft_lengths:
         reach = graphs_reach(caps.captured_draft_lengths, graphs_up_to, requests, is_chosen=limited_by == FLAG)
-    else:
-        reach = CheckResult("ok", f"every draft length from 0 to {most} may be chosen; {device} has no graphs")
     awaited = launches.awaited_proposers(settings, default_registry(), device)
-    ranks = [_RANKS] if caps.tensor_parallel_size > 1 else []
-    on_the_host = [STEP_PLANNER, *([launches.host_cost(awaited, "on a GPU")] if awaited else []), *ranks, GRAMMARS]
-    last = [UNDRAFTED]
-    drawn = [DRAWN] if verifies_greedily() else []
-    if engine_method(server_args) is not None:
-        last = [f"SGLang's own drafter drafts, by {method}; {ENGINE_DRAFTS}", CUT]
-    elif method is not None:
-        last = [f"SGLang's own drafter drafts {caps.engine_tokens} tokens, by {method}; {EXTENDS}", CUT]
-    advice = [CheckResult("ok", head), reach, *(CheckResult("ok", text) for text in on_the_host)]
-    advice += [lossy_acceptance(lossy, _LOSSY)] if lossy else []
-    advice += [CheckResult("ok", text) for text in (*last, *drawn)]
-    own = () if method is None else (f"SGLang's {method}",)
-    limit = f"up to {requests} requests (limited by {limited_by})"
-    facts = (*own, "chains" if topk == 1 else "trees", scheduling, limit, *(("LOSSY",) if lossy else ()))
-    line = start_line(settings, most, *facts, status="on, where HTTP is served")
+    remarks = (
+        (True, STEP_PLANNER),
+        (awaited, launches.host_cost(awaited, "on a GPU")),
+        (caps.tensor_parallel_size > 1, _RANKS),
+        (True, GRAMMARS),
+        (use == "proposers", UNDRAFTED),
+        (use == "engine", f"SGLang's own drafter drafts, by {method}; {ENGINE_DRAFTS}"),
+        (use == "hybrid", f"SGLang's own drafter drafts {caps.engine_tokens} tokens, by {method}; {EXTENDS}"),
+        (method, CUT),
+        (verifies_greedily(), DRAWN),
+    )
+    head = (
+        f"drafts are {shape}{f' (--speculative-eagle-topk {topk})' if topk > 1 else ''} of up to {longest} tokens; "
+        f"{scheduling} scheduling, up to {requests} requests at a time {limit}, {view.attention_backend} attention on "
+        f"{device}"
+    )
+    advice = [CheckResult("ok", head), reach, *([lossy_acceptance(lossy, _LOSSY)] if lossy else [])]
+    advice += [CheckResult("ok", text) for applies, text in remarks if applies]
+    own = [f"SGLang's {method}"] if method else []
+    facts = [*own, shape, scheduling, f"up to {requests} requests {limit}", *(["LOSSY"] if lossy else [])]
+    line = start_line(settings, longest, *facts, status="on, where HTTP is served")
     return Launch(line, differing(settings), tuple(advice))
 
 
-def _limited_by(server_args: Any, most: int) -> str:
+def _limited_by(server_args: Any, requests: int) -> str:
     default, why = (48, "SGLang's default for drafters") if drafter(server_args) else default_requests_of(server_args)
-    return why if most == default else FLAG
+    return why if requests == default else FLAG
 
 
 def graphs_reach(lengths: Sequence[int], graphs_up_to: int | None, requests: int, *, is_chosen: bool) -> CheckResult:
@@ -225,7 +225,3 @@ def graphs_reach(lengths: Sequence[int], graphs_up_to: int | None, requests: int
         f"{line}: larger batches, up to max_running_requests = {requests}, run eagerly",
         f"Raise --cuda-graph-max-bs-decode to {requests}, or lower --max-running-requests to {graphs_up_to}",
     )
-
-
-if __name__ == "__main__":
-    launches.tell(resolved_launch, sys.argv[1])

@@ -42,7 +42,7 @@ def _options() -> dict[str, Any]:
     If that fails, servers that enable specplug raise the error.
     """
     try:
-        if seams.moved("algorithm"):
+        if seams.moved_seams("algorithm"):
             seams.require("algorithm")  # raises; else it could warn where no server enables specplug
         from specplug_sglang.arguments import Algorithm
 
@@ -53,13 +53,10 @@ def _options() -> dict[str, Any]:
 
 
 def install_hooks() -> None:
-    """Install the hooks, once per process.  Each reads the server's arguments and does nothing without specplug."""
-    from specplug_sglang import arguments, status
-    from specplug_sglang.frontend import http, intake
-    from specplug_sglang.scheduler import endings, events
+    """Install the hooks, once per process."""
+    from specplug_sglang import hooks
 
-    for part in (intake, http, status, events, arguments, endings):
-        part.install()
+    hooks.install()
 
 
 def _refusing(error: SpecplugError) -> dict[str, Any]:
@@ -71,7 +68,7 @@ def _refusing(error: SpecplugError) -> dict[str, Any]:
             raise error
 
     def refuse_plans(algorithm: Any, server_args: Any) -> None:
-        if drafter(server_args) is not None:
+        if drafter(server_args):
             refuse(server_args)
 
     HookRegistry.register(HANDLES_ARGUMENTS, refuse_plans, HookType.BEFORE)

@@ -11,21 +11,20 @@ import numpy.typing as npt
 from specplug.requests import wire
 from specplug.requests.clients import isolation_key
 from specplug.steps.slots import MAX_STOP_IDS, RunningRequest, Span
+from specplug.steps.step_planner import Bounds
 from specplug.types.request import Request, RequestOptions, digest_of
 
 
 def running_request(req: Any, max_length: int, inexact: Sequence[str] | None = None) -> RunningRequest:
-    """Convert a `Req`.  One that SGLang would verify inexactly gets no drafts: see `served_plainly`."""
+    """Convert a `Req`.  One that SGLang would verify inexactly gets no drafts: see `inexact_feature`."""
     params = req.sampling_params
     options, references, tenant = wire.decode(params.custom_params)
-    if served_plainly(req, inexact) is not None:
+    if inexact_feature(req, inexact) is not None:
         options = RequestOptions(enabled=False, proposer=options.proposer, store=options.store)
-    prompt_length = len(req.origin_input_ids)
-    max_tokens = max_length if params.max_new_tokens is None else int(params.max_new_tokens)
     request = Request(
         request_id=req.rid,
-        prompt_length=prompt_length,
-        max_tokens=max_tokens,
+        prompt_length=len(req.origin_input_ids),
+        max_tokens=_max_tokens(req, max_length),
         temperature=0.0 if params.top_k <= 1 else params.temperature,
         options=options,
         references=references,
@@ -36,10 +35,26 @@ def running_request(req: Any, max_length: int, inexact: Sequence[str] | None = N
         grammar=req.grammar is not None,
         prompt_digest=digest_of(req.origin_input_ids),
     )
-    return RunningRequest(request, min(prompt_length + max_tokens, max_length), _stop_ids(req), _barriers(req))
+    return RunningRequest(request, _end(req, max_length), _stop_ids(req), _barriers(req))
 
 
-def served_plainly(req: Any, inexact: Sequence[str] | None = None) -> str | None:
+def bounds_of(req: Any, max_length: int, inexact: Sequence[str] | None = None) -> Bounds:
+    """Return the limits of a `Req`; see `running_request`."""
+    cap = 0 if inexact_feature(req, inexact) else wire.decode(req.sampling_params.custom_params)[0].cap
+    return Bounds(_end(req, max_length), cap)
+
+
+def _max_tokens(req: Any, max_length: int) -> int:
+    max_tokens = req.sampling_params.max_new_tokens
+    return max_length if max_tokens is None else int(max_tokens)
+
+
+def _end(req: Any, max_length: int) -> int:
+    """Return the maximum length of a request's prompt and output together."""
+    return min(len(req.origin_input_ids) + _max_tokens(req, max_length), max_length)
+
+
+def inexact_feature(req: Any, inexact: Sequence[str] | None = None) -> str | None:
     """Return the request feature that SGLang would serve inexactly with drafts; None if there is none.
 
     SGLang counts one token per step for penalties and min_new_tokens, however many were accepted, and its verification
@@ -63,11 +78,11 @@ def _inexact_features(req: Any) -> Iterator[str]:
         yield "custom logit processor"
     if params.min_p > 0 and params.top_k > 1:
         yield "min_p"
-    if req.grammar is not None and not goes_back(req.grammar):
+    if req.grammar is not None and not can_roll_back(req.grammar):
         yield "grammar"
 
 
-def goes_back(grammar: Any) -> bool:
+def can_roll_back(grammar: Any) -> bool:
     """Return whether a `BaseGrammarObject`, or the one within a reasoner's, can roll back; Outlines' cannot."""
     from sglang.srt.constrained.base_grammar_backend import BaseGrammarObject
 

@@ -261,4 +261,4 @@ def installed_version() -> str:
 support = Support(VERSIONS, SEAMS, who="specplug_sglang", installed=installed_version, optional=OPTIONAL)
 require = support.require
 available = support.available
-moved = support.moved
+moved_seams = support.moved_seams

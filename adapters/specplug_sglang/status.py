@@ -13,8 +13,8 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
+from specplug.counts import MetricsSnapshot
 from specplug.errors import EngineError, SettingsError, SpecplugError, describe
-from specplug.metrics import MetricsSnapshot
 from specplug.operator.control import parse_order
 from specplug.operator.status import by_plugin, reported_details, reported_rows, reported_settings
 from specplug_sglang import seams
@@ -32,36 +32,22 @@ LIMIT = "specplug_num_speculative_tokens"
 
 _MODES = ("off", "on")
 _NO_LIMIT = -1
-_CONTROLLER = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
-
-
-def install() -> None:
-    """Hook this process's schedulers; without specplug the hooks change nothing."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(f"{_CONTROLLER}.get_internal_state", state_reported, HookType.AROUND)
-    HookRegistry.register(f"{_CONTROLLER}.set_internal_state", state_set, HookType.AROUND)
 
 
 def scheduler_status(scheduler: Any) -> dict[str, Any]:
     """Return the status of a scheduler and its worker: settings, plan, control, counts and faults, as plain data.
 
-    It does not wait for running steps, so counts may be out of date (see `Counts`); those of lossy verification are
-    read back, which waits, on servers that have any.  With SGLang's own drafter the scheduler counts the results of
-    drafts, and the worker has no status.
+    Counts are read back from the device; on a GPU this waits for the queued steps.  With SGLang's own drafter the
+    scheduler counts the results of drafts, and the worker has no status.
     """
     from sglang.srt.runtime_context import get_parallel, get_spec
-
-    from specplug_sglang.scheduler.engine_drafting import EngineDrafting
 
     drafting = scheduler.draft_worker.drafting
     step_planner = drafting.step_planner
     caps = drafting.caps
     drafter = {}
-    if isinstance(drafting, EngineDrafting):
-        drafting.settle()
-        counted = drafting.counts.snapshot({})
-        drafter = {"engine_drafter": drafting.method, "metrics": _with_lossy(counted)}
+    if drafting.outcomes is not None:
+        drafter = {"engine_drafter": drafting.method, "metrics": _with_lossy(drafting.counts())}
     return {
         "engine": int(get_parallel().dp_rank or 0),
         "overlap": bool(scheduler.enable_overlap),
@@ -98,7 +84,7 @@ def worker_status(scheduler: Any) -> dict[str, Any]:
         "slots": drafting.allocator.status(),
         "sources": list(drafting.stage.sources),
         "details": reported_details(drafting.stage.proposers),
-        "metrics": _with_lossy(drafting.counts.read()),
+        "metrics": _with_lossy(drafting.counts()),
     }
 
 
@@ -106,7 +92,7 @@ def _with_lossy(counted: MetricsSnapshot) -> dict[str, Any]:
     return replace(counted, lossy=acceptance.counter.read()).as_dict()
 
 
-def state_reported(original: Any, controller: Any, request: Any) -> Any:
+def report_state(original: Any, controller: Any, request: Any) -> Any:
     """Wrap `get_internal_state` and add the status to its result.
 
     An exception here would end the scheduler, and with it the server, so it is reported in the status instead.
@@ -122,7 +108,7 @@ def state_reported(original: Any, controller: Any, request: Any) -> Any:
     return answer
 
 
-def state_set(original: Any, controller: Any, request: Any) -> Any:
+def set_state(original: Any, controller: Any, request: Any) -> Any:
     """Wrap `set_internal_state` and apply an operator's order; an invalid order changes nothing."""
     from sglang.srt.managers.io_struct import SetInternalStateReq, SetInternalStateReqOutput
 

@@ -66,7 +66,7 @@ def check_arguments(config: Any, model_kwargs: Mapping[str, Any], rows: int, str
         raise refusal("the temperature is too low to divide logits by", config.temperature, expected, remedy)
 
 
-def unpadded(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[Tensor]:
+def remove_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return each row of `input_ids` [B, L] without its padding.
 
     Raises:

@@ -44,7 +44,7 @@ class SlotTokens:
         self.write(slot, 0, token_ids)
         return slot, self._generations[slot]
 
-    def give_back(self, slot: int) -> None:
+    def free_slot(self, slot: int) -> None:
         """Free a slot."""
         heapq.heappush(self._free, slot)
 
@@ -61,7 +61,7 @@ class SlotTokens:
 
 
 class DecodeBatch:
-    """B requests that keep their slots and cache rows while this object lives.
+    """B requests that decode together, each of which keeps its slot.
 
     Constant tensors are copied to the device once; lengths and room are copied at every step.
 
@@ -72,21 +72,37 @@ class DecodeBatch:
 
     def __init__(self, states: Sequence[RequestState], table: SlotTokens) -> None:
         self.states = tuple(states)
-        self.cache_rows = [state.row for state in states]
         self._device = table.tokens.device
-        self._view = self._first_view(table)
-        self._seeds = self._column([state.seed for state in states], torch.int64)
         params = [state.params for state in states]
-        thresholds = [state.request.options.acceptance_threshold for state in states]
+        requests = [state.request for state in states]
+        slots = self._column([state.slot for state in states], torch.int64)
+        temperature = self._column([p.temperature for p in params], torch.float32)
+        empty = self._column([0] * len(states), torch.int32)
+        self._view = EngineBatch(
+            slots=slots,
+            generations=self._column([state.generation for state in states], torch.int64),
+            rows=slots,
+            tokens=table.tokens,
+            lengths=empty,
+            sampled=self._column([True] * len(states), torch.bool),
+            room=empty,
+            temperature=temperature,
+            grammar=self._column([request.grammar for request in requests], torch.bool),
+            vocab_size=table.vocab_size,
+            request_ids=tuple(request.request_id for request in requests),
+            requests=tuple(requests),
+        )
+        self._seeds = self._column([state.seed for state in states], torch.int64)
+        thresholds = [request.options.acceptance_threshold for request in requests]
         self.sampling = SamplingBatch(
-            temperature=self._view.temperature,
+            temperature=temperature,
             top_k=self._optional([p.top_k for p in params], torch.int64, off=0),
             top_p=self._optional([p.top_p for p in params], torch.float32, off=1),
             min_p=self._optional([p.min_p for p in params], torch.float32, off=0),
             acceptance_threshold=self._optional(thresholds, torch.float32, off=None),
             all_greedy=not any(p.temperature for p in params),
         )
-        named = [state.request.options.verifier is not None for state in states]
+        named = [request.options.verifier is not None for request in requests]
         self.opted_in = self._optional(named, torch.bool, off=False)
         self.seeded = self._optional([p.seed is not None for p in params], torch.bool, off=False)
 
@@ -113,25 +129,6 @@ class DecodeBatch:
             accept = torch.zeros(count, draft_length, dtype=torch.float64, device=self._device)
             return Uniforms(accept, torch.zeros(count, draft_length + 1, dtype=torch.float64, device=self._device))
         return uniforms(self._seeds, self._column([state.length for state in self.states], torch.int64), draft_length)
-
-    def _first_view(self, table: SlotTokens) -> EngineBatch:
-        states = self.states
-        slots = self._column([state.slot for state in states], torch.int64)
-        zeros = torch.zeros(len(states), dtype=torch.int32, device=self._device)
-        return EngineBatch(
-            slots=slots,
-            generations=self._column([state.generation for state in states], torch.int64),
-            rows=slots,
-            tokens=table.tokens,
-            lengths=zeros,
-            sampled=torch.ones(len(states), dtype=torch.bool, device=self._device),
-            room=zeros,
-            temperature=self._column([state.params.temperature for state in states], torch.float32),
-            grammar=self._column([state.request.grammar for state in states], torch.bool),
-            vocab_size=table.vocab_size,
-            request_ids=tuple(state.request.request_id for state in states),
-            requests=tuple(state.request for state in states),
-        )
 
     def _column(self, values: Sequence[object], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self._device)

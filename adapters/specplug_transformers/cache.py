@@ -20,14 +20,13 @@ class RowPlaces:
 
     Attributes:
         positions: [B, Q] int64, of every input token.
-        rows, columns: one more than the largest row and the largest position.
+        columns: one more than the largest position.
         is_even: whether all rows write to the same positions.
     """
 
     def __init__(self, rows: list[int], starts: list[int], queries: int, device: torch.device) -> None:
         firsts = torch.tensor(starts, dtype=torch.int64, device=device)
         self.positions = firsts[:, None] + torch.arange(queries, device=device)
-        self.rows = max(rows) + 1
         self.columns = max(starts) + queries
         self.is_even = min(starts) == max(starts)
         self._index = torch.tensor(rows, dtype=torch.int64, device=device)[:, None]
@@ -50,7 +49,7 @@ class RowPlaces:
             return stored[self._neighbours, :, : self.columns]
         return stored[self._index[:, 0], :, : self.columns]
 
-    def before(self, stored: Tensor, count: int) -> Tensor:
+    def read_before(self, stored: Tensor, count: int) -> Tensor:
         """Return what is stored at the `count` positions before the first, [B, H, count, D]; 0 before the text."""
         positions = self._firsts - torch.arange(count, 0, -1, device=self._firsts.device)
         found = stored[self._index, :, positions.clamp(min=0)].transpose(1, 2)
@@ -58,7 +57,7 @@ class RowPlaces:
 
 
 class _RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """Keys and values of one model layer, [R, H, C, D] each; R and C grow on demand.
+    """Keys and values of one model layer, [R, H, C, D] each, as large as its owner has reserved.
 
     A convolution's inputs are its keys, with one head; it has no values.
     """
@@ -70,17 +69,14 @@ class _RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype = key_states.dtype
         self.device = key_states.device
-        self.keys: Tensor = key_states.new_zeros(0, key_states.shape[1], 0, key_states.shape[3])
-        self.values: Tensor = value_states.new_zeros(0, value_states.shape[1], 0, value_states.shape[3])
+        self.keys: Tensor = _grown(key_states[:0, :, :0], *self._owner.size)
+        self.values: Tensor = _grown(value_states[:0, :, :0], *self._owner.size)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         place = self._owner.place
-        if self.keys.shape[0] < place.rows or self.keys.shape[2] < place.columns:
-            self.keys = _grown(self.keys, place)
-            self.values = _grown(self.values, place)
         place.write(key_states, self.keys)
         place.write(value_states, self.values)
         return place.view(self.keys), place.view(self.values)
@@ -89,19 +85,46 @@ class _RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         """Store a convolution's inputs [B, D, Q]; return them after those that the first one is convolved with."""
         inputs = inputs.transpose(1, 2)[:, None]
         self.update(inputs, inputs[..., :0])
-        return torch.cat([self._owner.place.before(self.keys, kernel_size - 1), inputs], 2)[:, 0].transpose(1, 2)
+        return torch.cat([self._owner.place.read_before(self.keys, kernel_size - 1), inputs], 2)[:, 0].transpose(1, 2)
 
     def get_seq_length(self) -> int:
         return 0  # positions and masks are given explicitly
 
 
 class RowCache(Cache):
-    """Cache of all layers; each row has its own length.  Set `place` before each forward pass."""
+    """Cache of all layers; each row has its own length.
+
+    Reserve the memory of a request before its first forward pass, and announce each pass with `begin`.
+
+    Attributes:
+        place: where the current forward pass writes.
+        size: rows, and positions of each, that are reserved.
+    """
 
     def __init__(self, num_layers: int) -> None:
         self.place = RowPlaces([0], [0], 0, torch.device("cpu"))
+        self.size = (0, 0)
+        self._written = 0  # columns that any row has written
         self._layers = [_RowLayer(self) for _ in range(num_layers)]
         super().__init__(layers=list(self._layers))
+
+    def begin(self, place: RowPlaces) -> None:
+        """Say where the next forward pass writes."""
+        self.place = place
+        self._written = max(self._written, place.columns)
+
+    def reserve(self, rows: int, columns: int) -> None:
+        """Make room for so many rows of so many positions.
+
+        Raises:
+            torch.OutOfMemoryError: there is not enough memory on the device; what was reserved before still is.
+        """
+        size = max(self.size[0], rows), max(self.size[1], columns)
+        for layer in self._layers:
+            if layer.is_initialized:
+                layer.keys = _grown(layer.keys, *size)
+                layer.values = _grown(layer.values, *size)
+        self.size = size
 
     # A convolution finds no state of its own, so that it calls `update_conv_state` for any number of tokens.
 
@@ -121,9 +144,12 @@ class RowCache(Cache):
 
     def free(self) -> None:
         """Free the memory of all rows."""
+        self.size = (0, 0)
+        self._written = 0
         for layer in self._layers:
-            layer.is_initialized = False
-            layer.keys = layer.values = None  # type: ignore[assignment]
+            if layer.is_initialized:
+                layer.keys = layer.keys[:0, :, :0].clone()
+                layer.values = layer.values[:0, :, :0].clone()
 
     def clear(self, row: int) -> None:
         """Zero a row for its next request.
@@ -132,23 +158,24 @@ class RowCache(Cache):
         not remain for the next.
         """
         for stored in self._stored():
-            stored[row : row + 1] = 0.0  # an empty slice if the row does not exist yet
+            stored[row, :, : self._written] = 0.0
 
     def move(self, source: int, target: int) -> None:
         """Copy one row onto a lower one, so that the rows in use stay contiguous."""
         for stored in self._stored():
-            if source < stored.shape[0]:  # else nothing has been computed for its request
-                stored[target] = stored[source]
+            stored[target, :, : self._written] = stored[source, :, : self._written]
 
     def _stored(self) -> list[Tensor]:
         return [stored for layer in self._layers if layer.is_initialized for stored in (layer.keys, layer.values)]
 
 
-def _grown(stored: Tensor, place: RowPlaces) -> Tensor:
-    """Return a larger copy with room for `place`, over-allocated so that growth is rare."""
-    rows, heads, columns, size = stored.shape
-    more_rows = rows if rows >= place.rows else max(place.rows, rows + rows // 4)
-    more_columns = columns if columns >= place.columns else place.columns + max(64, place.columns // 4)
+def _grown(stored: Tensor, rows: int, columns: int) -> Tensor:
+    """Return `stored` [R, H, C, D] if it has room; else a larger copy, over-allocated so that growth is rare."""
+    old_rows, heads, old_columns, size = stored.shape
+    if old_rows >= rows and old_columns >= columns:
+        return stored
+    more_rows = old_rows if old_rows >= rows else max(rows, old_rows + old_rows // 4)
+    more_columns = old_columns if old_columns >= columns else columns + max(64, columns // 4)
     grown = stored.new_zeros(more_rows, heads, more_columns, size)
-    grown[:rows, :, :columns] = stored
+    grown[:old_rows, :, :old_columns] = stored
     return grown

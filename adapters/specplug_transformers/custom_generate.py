@@ -23,7 +23,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specplug.settings import Settings
 from specplug.settings.sources import load_settings
-from specplug_transformers.arguments import check_arguments, check_lengths, refusal, unpadded
+from specplug_transformers.arguments import check_arguments, check_lengths, refusal, remove_padding
 from specplug_transformers.engine import Engine
 from specplug_transformers.intake import GenerateRequest
 from specplug_transformers.params import SamplingParams
@@ -81,8 +81,8 @@ def generate(
 def _configured(model: Any, arguments: Mapping[str, Any], name: str) -> Any:
     """Return the value of a generation setting: an argument's, the given config's or else the model's."""
     configs = arguments.get("generation_config"), model.generation_config
-    given = [getattr(config, name, None) for config in configs]
-    return next((value for value in (arguments.get(name), *given) if value is not None), None)
+    values = [getattr(config, name, None) for config in configs]
+    return next((value for value in (arguments.get(name), *values) if value is not None), None)
 
 
 def speculative_generate(
@@ -117,7 +117,7 @@ def speculative_generate(
         EngineError: the arguments of `generate` are not supported here.
     """
     check_arguments(generation_config, model_kwargs, len(input_ids), specplug_streamer)
-    prompts = unpadded(input_ids, model_kwargs)
+    prompts = remove_padding(input_ids, model_kwargs)
     padded_length = input_ids.shape[1]
     max_tokens = (stopping_criteria.max_length or generation_config.max_length) - padded_length
     paddings = [ids[: padded_length - len(prompt)] for ids, prompt in zip(input_ids, prompts, strict=True)]
@@ -148,11 +148,11 @@ _idle: weakref.WeakKeyDictionary[Any, tuple[Engine, weakref.finalize[[], Any]]] 
 
 
 @contextmanager
-def _engine_of(model: Any, given: Settings | Mapping[str, Any] | None, rows: int) -> Iterator[Engine]:
+def _engine_of(model: Any, chosen: Settings | Mapping[str, Any] | None, rows: int) -> Iterator[Engine]:
     """Lend the engine that served the model before, if it can do so again, or a new one."""
-    settings = given if isinstance(given, Settings) else load_settings(given, flags_origin="generate").settings
+    settings = chosen if isinstance(chosen, Settings) else load_settings(chosen, flags_origin="generate").settings
     engine, close = _idle.pop(model, (None, None))  # nobody else's while it serves
-    if engine is None or engine.settings != settings or rows > engine.max_num_seqs or not engine.attach(model):
+    if engine is None or engine.settings != settings or rows > engine.max_num_seqs or not engine.runner.attach(model):
         if close is not None:
             close()
         engine = Engine(model, settings=settings, max_num_seqs=rows)
@@ -164,7 +164,7 @@ def _engine_of(model: Any, given: Settings | Mapping[str, Any] | None, rows: int
         close()
         raise
     finally:
-        engine.detach()
+        engine.runner.detach()
     if model in _idle:  # another call has begun and ended meanwhile
         _idle[model][1]()
     _idle[model] = engine, close

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -30,56 +31,44 @@ from specplug_transformers.runner import ModelRunner
 from specplug_transformers.state import RequestState
 
 
+@dataclass
 class Decoder:
     """Runs decode steps.
 
-    Args:
+    Attributes:
         runner, table, plans, drafts: the engine's parts.
         verifier: a lossless verifier.
         lossy: a verifier for the requests that name it.
-
-    Attributes:
         steps: forward passes of the target that emitted tokens.
         last_step: cost of the newest decode step, without prefill; None before the first.
     """
 
-    def __init__(
-        self,
-        runner: ModelRunner,
-        table: SlotTokens,
-        plans: PlanStage,
-        drafts: DraftStage,
-        verifier: Verifier,
-        lossy: Verifier | None = None,
-    ) -> None:
-        self._runner = runner
-        self._table = table
-        self._plans = plans
-        self._drafts = drafts
-        self._verifier = verifier
-        self._lossy = lossy
-        self._grammars = Completer(FaultGuard(SOURCE, sink=drafts.metrics.fault))
-        self._batch: DecodeBatch | None = None
-        self.steps = 0
-        self.last_step: StepCost | None = None
-        self._plan = NO_SPECULATION
+    runner: ModelRunner
+    table: SlotTokens
+    plans: PlanStage
+    drafts: DraftStage
+    verifier: Verifier
+    lossy: Verifier | None = None
+    steps: int = 0
+    last_step: StepCost | None = None
 
-    def forget_batch(self) -> None:
-        """Rebuild the batch at the next step, because requests have changed slots or rows."""
-        self._batch = None
+    def __post_init__(self) -> None:
+        self._grammars = Completer(FaultGuard(SOURCE, sink=self.drafts.metrics.count_fault))
+        self._batch: DecodeBatch | None = None
+        self._plan = NO_SPECULATION
 
     def step(self, states: Sequence[RequestState]) -> None:
         """Extend each request by its accepted draft tokens and the token after them."""
         began = time.perf_counter()
         if self._batch is None or self._batch.states != tuple(states):
-            self._batch = DecodeBatch(states, self._table)
+            self._batch = DecodeBatch(states, self.table)
         batch = self._batch
         draft = self._draft(batch)
         drafted = time.perf_counter()
         logits = self._target_logits(batch, draft)
         verification = self._verify(batch, draft, logits)
         context_tokens = sum(state.length for state in states)
-        fates = self._commit(batch, draft, verification)
+        counts = self._commit(batch, draft, verification)
         self.last_step = StepCost(
             requests=len(states),
             tokens=len(states) * (draft.draft_length + 1),
@@ -87,13 +76,13 @@ class Decoder:
             draft_length=self._plan.draft_length,
             seconds=time.perf_counter() - began,
             # A GPU may still be at work when its drafts are returned.
-            drafting_seconds=drafted - began if self._runner.device.type == "cpu" else None,
+            drafting_seconds=drafted - began if self.runner.device.type == "cpu" else None,
         )
-        if self._plans.learns and not self._plans.is_off:
+        if self.plans.learns and not self.plans.is_off:
             length = self._plan.draft_length
             cost = self.last_step
-            self._plans.observe(
-                StepReport.build(self.steps, length, len(fates), fates, cost=cost, batch_size=len(states))
+            self.plans.observe(
+                StepReport.build(self.steps, length, len(counts), counts, cost=cost, batch_size=len(states))
             )
         self.steps += 1
 
@@ -102,25 +91,25 @@ class Decoder:
         states = batch.states
         figures = tuple(state.stats() for state in states)
         stats = HostStats(self.steps, figures, last_step=self.last_step, last_plan=self._plan)
-        plan = self._plan = self._plans.plan(stats)
-        caps = torch.tensor([it.draft_cap(plan) for it in states], dtype=torch.int32, device=self._runner.device)
-        view = batch.view(reset_slots=self._table.take_resets())
-        draft = self._drafts.propose(view, plan.draft_length, caps)
-        draft = self._drafts.trim(view, draft, plan)
+        plan = self._plan = self.plans.plan(stats)
+        caps = torch.tensor([it.draft_cap(plan) for it in states], dtype=torch.int32, device=self.runner.device)
+        view = batch.view(reset_slots=self.table.take_resets())
+        draft = self.drafts.propose(view, plan.draft_length, caps)
+        draft = self.drafts.trim(view, draft, plan)
         if draft.draft_length and any(state.params.allowed_tokens for state in states):
             room = view.limits(draft.draft_length, caps)
             draft = self._grammars.complete(draft, _grammar_states(states, draft.device), room, plan.token_budget)
-        if self._runner.device.type == "cpu":  # where reading the lengths needs no sync
+        if self.runner.device.type == "cpu":  # where reading the lengths needs no sync
             draft = draft.view(draft.batch_size, max(draft.lengths.tolist()))
         return draft
 
     def _target_logits(self, batch: DecodeBatch, draft: Draft) -> Tensor:
         """Run each row's last token and draft; return logits [B, N + 1, V], with each request's processors applied."""
         states = batch.states
-        last = torch.tensor([state.tokens[-1:] for state in states], dtype=torch.int64, device=self._runner.device)
+        last = torch.tensor([state.tokens[-1:] for state in states], dtype=torch.int64, device=self.runner.device)
         token_ids = torch.cat([last, draft.token_ids.long()], 1)
         token_ids = torch.where(token_ids < 0, last, token_ids)  # padding: any valid id, its logits are unused
-        logits = self._runner.forward(batch.cache_rows, [state.computed for state in states], token_ids)
+        logits = self.runner.forward([state.row for state in states], [state.computed for state in states], token_ids)
         for index, state in enumerate(states):
             if state.processors is not None:
                 drafted = draft.token_ids[index, : int(draft.lengths[index])].tolist()
@@ -140,12 +129,12 @@ class Decoder:
         if batch.seeded is not None:
             draft = draft.as_one_hot(batch.seeded)
         step = draft, TargetLogits.dense(logits), batch.sampling, batch.uniforms(draft.draft_length)
-        found = self._verifier.verify(*step)
-        if self._lossy is None or batch.opted_in is None:
+        found = self.verifier.verify(*step)
+        if self.lossy is None or batch.opted_in is None:
             return found
-        found = merged(batch.opted_in, self._lossy.verify(*step), found)
+        found = merged(batch.opted_in, self.lossy.verify(*step), found)
         if found.departed is not None:
-            self._drafts.metrics.lossy.add(found.num_accepted * batch.opted_in, found.departed)
+            self.drafts.metrics.lossy.add(found.num_accepted * batch.opted_in, found.departed)
         return found
 
     def _commit(self, batch: DecodeBatch, draft: Draft, verification: Verification) -> list[tuple[int, int]]:
@@ -155,12 +144,12 @@ class Decoder:
             The verified and accepted draft tokens of each request that might draft, up to its end.
         """
         after_stop = []
-        fates = []
+        counts = []
         emitted = zip(batch.states, verification.token_ids.tolist(), draft.lengths.tolist(), strict=True)
         for state, row, verified in emitted:
             tokens = [token for token in row if token >= 0]
             start = state.length
-            self._table.write(state.slot, start, tokens)
+            self.table.write(state.slot, start, tokens)
             received = state.extend(tokens)
             after_stop.append(len(tokens) - received)
             state.computed = start + len(tokens) - 1
@@ -170,15 +159,15 @@ class Decoder:
             state.rejected += accepted < verified
             state.steps += 1
             if state.draft_cap(self._plan):
-                fates.append((verified, accepted))
+                counts.append((verified, accepted))
         outcome = Outcome(
             verified=draft.lengths,
             accepted=verification.num_accepted,
             emitted=verification.num_emitted,
-            after_stop=torch.tensor(after_stop, dtype=torch.int32, device=self._runner.device),
+            after_stop=torch.tensor(after_stop, dtype=torch.int32, device=self.runner.device),
         )
-        self._drafts.observe(batch.view(after=after_stop), self._grammars.annotated(outcome))
-        return fates
+        self.drafts.observe(batch.view(after=after_stop), self._grammars.annotated(outcome))
+        return counts
 
 
 def _grammar_states(states: Sequence[RequestState], device: torch.device) -> list[AllowedState | None]:

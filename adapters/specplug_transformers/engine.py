@@ -1,7 +1,8 @@
 """The embedded engine: continuous batching over a Hugging Face model, with the full specplug pipeline.
 
-This module schedules: requests wait, get a slot of the token table and a row of the key-value cache, are prefilled,
-decode together, and leave.  `specplug_transformers.decode` implements the decode step.
+This module schedules: requests wait in order of arrival, get a slot of the token table and the memory of their whole
+text in the key-value cache, are prefilled, decode together, and leave.  Once admitted, a request runs to its end.
+`specplug_transformers.decode` implements the decode step.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from specplug.metrics import SpecMetrics
 from specplug.operator.startup import start_line
 from specplug.plugins.registry import Registry, default_registry
 from specplug.plugins.specs import VerifierSpec
+from specplug.settings.checks import acceptance_thresholds
 from specplug.settings.model import Settings
-from specplug.settings.sources import acceptance_thresholds, load_settings
+from specplug.settings.sources import load_settings
 from specplug.types.caps import Distribution, EngineCaps, Ragged
 from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, RequestEvent
 from specplug.types.step import StepCost
@@ -44,12 +46,13 @@ class Engine:
         model: a `PreTrainedModel`, on the device to run on.
         tokenizer: needed for text prompts, stop strings, streamed text and reference texts; None suffices for ids.
         settings: a `Settings` object, a mapping that overrides SPECPLUG_CONFIG and the defaults, or None.
-        max_num_seqs: most concurrent requests; further ones wait.
+        max_num_seqs: most concurrent requests; further ones wait, as do those that do not fit in memory yet.
         max_length: longest context, prompt and output; at most the model's own limit, which is the default.
         prefill_chunk: most prompt tokens per row and step.
         registry: plug-ins; the installed ones by default.
 
     Attributes:
+        runner: runs the model; while no request is left it may `detach` from the model, and later `attach` again.
         start_costs: what steps cost, as far as it is known before the first request.
 
     Raises:
@@ -74,30 +77,30 @@ class Engine:
         self.settings = settings
         gamma = settings.num_speculative_tokens
         self.caps = EngineCaps(max_draft_length=gamma, ragged=Ragged.LONGEST, draft_input=Distribution.PROBS)
-        self._runner = probed_runner(model)
-        self.max_length = min(self._runner.max_length, max_length or self._runner.max_length)
+        self.runner = probed_runner(model)
+        self.max_length = min(self.runner.max_length, max_length or self.runner.max_length)
         context = PluginContext(
             caps=self.caps,
-            vocab_size=self._runner.vocab_size,
+            vocab_size=self.runner.vocab_size,
             max_slots=max_num_seqs,
             max_length=self.max_length,
-            device=self._runner.device,
+            device=self.runner.device,
             seed=settings.seed,
             target_path=model.name_or_path or None,
             target_config=model.config,
             target_tokenizer=tokenizer,
         )
         self._drafts = build_draft_stage(settings, self.registry, context, grammars=True)
-        self._plans = build_plan_stage(settings, self.registry, context, self._drafts.metrics.fault)
-        self._table = SlotTokens(max_num_seqs, self.max_length, self._runner.vocab_size, self._runner.device)
+        self._plans = build_plan_stage(settings, self.registry, context, self._drafts.metrics.count_fault)
+        self._table = SlotTokens(max_num_seqs, self.max_length, self.runner.vocab_size, self.runner.device)
         verifier = build_verifier(settings, self.registry, context)
         lossy = None
         if not self.registry.get(VerifierSpec, settings.verifier).caps.lossless:
             verifier, lossy = ReferenceVerifier(), verifier
-        self._decoder = Decoder(self._runner, self._table, self._plans, self._drafts, verifier, lossy)
+        self._decoder = Decoder(self.runner, self._table, self._plans, self._drafts, verifier, lossy)
         self.start_costs = StartCosts()
         if settings.costs.measure and self._plans.reads_costs:
-            self.start_costs = costs_of(settings, self._runner, verifier, max_num_seqs, self.max_length)
+            self.start_costs = costs_of(settings, self.runner, verifier, max_num_seqs, self.max_length)
         if self.start_costs.costs:
             self._plans.calibrate(self.start_costs.costs)
         self._intake = RequestIntake(context, acceptance_thresholds(settings, self.registry), settings, model)
@@ -129,20 +132,13 @@ class Engine:
         state = self._by_id.get(request_id)
         if state is None:
             return None
-        state.abort()
+        state.end("abort")
         if state in self._waiting:
             self._waiting.remove(state)
             del self._by_id[request_id]
         else:
             self._release(state, Lifecycle.ABORTED)
         return state.take_output()
-
-    def preempt(self, request_id: str) -> None:
-        """Free a running request's slot and cache row and put it first in the queue, from which it resumes."""
-        state = self._by_id.get(request_id)
-        if state is not None and state in self._running:
-            self._vacate(state, Lifecycle.PREEMPTED)
-            self._waiting.appendleft(state)
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[RequestOutput]:
         """Serve requests to their end and return their outputs in order; abort all of them if anything raises."""
@@ -189,14 +185,6 @@ class Engine:
         """Bound the draft length while serving: 0 switches speculation off, None lifts the bound."""
         self._plans.ceiling = draft_length
 
-    def detach(self) -> None:
-        """Forget the model while no request is left, and keep all that was learnt; `attach` serves it again."""
-        self._runner.detach()
-
-    def attach(self, model: Any) -> bool:
-        """Serve the same model again; return false if it has changed so that a new engine must serve it."""
-        return self._runner.attach(model)
-
     def close(self) -> None:
         """Release proposers, threads and files."""
         self._drafts.close()
@@ -208,8 +196,8 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Run one engine step; return an output for every request that emitted."""
         self._admit()
-        self._prefill([state for state in self._running if state.pending > 1])
-        decoding = [state for state in self._running if state.pending == 1]
+        self._prefill([state for state in self._running if state.pending_tokens > 1])
+        decoding = [state for state in self._running if state.pending_tokens == 1]
         if not decoding:
             return []
         self._decoder.step(decoding)
@@ -226,41 +214,39 @@ class Engine:
             return
         chunks = [s.tokens[s.computed : min(s.computed + self._prefill_chunk, s.length - 1)] for s in filling]
         longest = max(map(len, chunks))
-        padded = torch.tensor([chunk + [0] * (longest - len(chunk)) for chunk in chunks], device=self._runner.device)
-        self._runner.forward([s.row for s in filling], [s.computed for s in filling], padded, keep_logits=False)
+        padded = torch.tensor([chunk + [0] * (longest - len(chunk)) for chunk in chunks], device=self.runner.device)
+        self.runner.forward([s.row for s in filling], [s.computed for s in filling], padded, keep_logits=False)
         for state, chunk in zip(filling, chunks, strict=True):
             state.computed += len(chunk)
 
     # -- slots and rows ------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
+        """Admit requests in order of arrival, as long as there is a slot, and memory for all their tokens."""
         while self._waiting and self._table.has_free_slot:
-            state = self._waiting.popleft()
+            state = self._waiting[0]
+            row = len(self._running)
+            try:
+                self.runner.cache.reserve(row + 1, state.length + state.room + self.caps.max_draft_length)
+            except torch.OutOfMemoryError as error:
+                if self._running:
+                    return
+                error.add_note(f"request {state.request.request_id!r} does not fit; abort it and the others go on")
+                raise
+            self._waiting.popleft()
             state.slot, state.generation = self._table.take_slot(state.tokens)
-            state.row = len(self._running)
-            state.computed = 0
-            self._runner.cache.clear(state.row)
+            state.row = row
+            self.runner.cache.clear(row)
             self._running.append(state)
-            self._notify(Lifecycle.RESUMED if state.was_running else Lifecycle.STARTED, state)
-            state.was_running = True
+            self._drafts.on_event(RequestEvent(Lifecycle.STARTED, state.request, state.slot, state.generation))
 
     def _release(self, state: RequestState, kind: Lifecycle) -> None:
-        self._vacate(state, kind)
-        del self._by_id[state.request.request_id]
-
-    def _vacate(self, state: RequestState, kind: Lifecycle) -> None:
         """Free the slot and the cache row; the last row moves into the gap, so that rows in use stay contiguous."""
-        self._notify(kind, state)
-        self._table.give_back(state.slot)
+        self._drafts.on_event(RequestEvent(kind, state.request, state.slot, state.generation, state.visible_length))
+        self._table.free_slot(state.slot)
         last = self._running.pop()
         if last is not state:
-            self._runner.cache.move(last.row, state.row)
+            self.runner.cache.move(last.row, state.row)
             self._running[state.row] = last
             last.row = state.row
-        state.slot = state.row = state.generation = -1
-        state.computed = 0
-        self._decoder.forget_batch()
-
-    def _notify(self, kind: Lifecycle, state: RequestState) -> None:
-        visible = state.visible if kind in (Lifecycle.FINISHED, Lifecycle.ABORTED) else None
-        self._drafts.on_event(RequestEvent(kind, state.request, state.slot, state.generation, visible))
+        del self._by_id[state.request.request_id]

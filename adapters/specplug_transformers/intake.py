@@ -6,14 +6,13 @@ import itertools
 import operator
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
-from specplug.errors import RequestError
+from specplug.errors import RequestError, quote
 from specplug.interfaces import PluginContext
 from specplug.requests.clients import isolation_key
 from specplug.requests.parsing import parse_request_fields
-from specplug.settings.mistakes import shown
 from specplug.settings.model import Settings
 from specplug.types.request import Request, digest_of
 from specplug_transformers.params import Processor, SamplingParams, build_processors
@@ -43,24 +42,23 @@ class GenerateRequest:
     stop_when: Callable[[Sequence[int]], bool] | None = None
 
 
+@dataclass
 class RequestIntake:
     """Validates requests and converts them to engine state.
 
-    Args:
+    Attributes:
         context: of the server's plug-ins.
         thresholds: see `parse_request_fields`.
         settings, model: the server's.
     """
 
-    def __init__(
-        self, context: PluginContext, thresholds: Mapping[str, float] | None, settings: Settings, model: Any
-    ) -> None:
-        self._tokenizer: Any = context.target_tokenizer
-        self._settings = settings
-        self._thresholds = thresholds
-        self._max_length = context.max_length
-        self._vocab_size = context.vocab_size
-        self._device = context.device
+    context: PluginContext
+    thresholds: Mapping[str, float] | None
+    settings: Settings
+    model: InitVar[Any]
+
+    def __post_init__(self, model: Any) -> None:
+        self._tokenizer: Any = self.context.target_tokenizer
         self._eos = _eos_token_ids(model)
         self._numbers = itertools.count()
 
@@ -77,11 +75,11 @@ class RequestIntake:
         options, references, tenant = parse_request_fields(
             generate_request.specplug,
             tokenize=self._tokenize,
-            vocab_size=self._vocab_size,
-            limits=self._settings.limits,
-            proposers=(self._settings.proposer, *self._settings.extra_proposers),
-            verifiers=(self._settings.verifier,),
-            thresholds=self._thresholds,
+            vocab_size=self.context.vocab_size,
+            limits=self.settings.limits,
+            proposers=(self.settings.proposer, *self.settings.extra_proposers),
+            verifiers=(self.settings.verifier,),
+            thresholds=self.thresholds,
         )
         if params.stop and self._tokenizer is None:
             raise RequestError.build("stop strings need a tokenizer", remedy="Build the engine with one")
@@ -98,14 +96,15 @@ class RequestIntake:
             grammar=params.allowed_tokens is not None,
             prompt_digest=digest_of(prompt),
         )
+        processors = build_processors(params, len(prompt), sorted(ends), self.context.device)
         return RequestState(
             request=request,
             params=params,
             tokens=prompt,
             end_token_ids=ends,
-            room=min(params.max_tokens, self._max_length - len(prompt)),
+            room=min(params.max_tokens, self.context.max_length - len(prompt)),
             seed=secrets.randbits(63) if params.seed is None else params.seed % (1 << 63),
-            processors=generate_request.processors or build_processors(params, len(prompt), sorted(ends), self._device),
+            processors=generate_request.processors or processors,
             stop_when=generate_request.stop_when,
             stream=None if self._tokenizer is None else TextStream(self._tokenizer, params.stop),
         )
@@ -118,27 +117,27 @@ class RequestIntake:
         try:
             ids = [operator.index(token) for token in prompt]
         except TypeError:
-            raise RequestError.build("malformed prompt", found=shown(prompt), expected="text or token ids") from None
+            raise RequestError.build("malformed prompt", found=quote(prompt), expected="text or token ids") from None
         if not ids:
             raise RequestError.build("empty prompt", expected="at least one token")
-        if len(ids) >= self._max_length:
+        if len(ids) >= self.context.max_length:
             raise RequestError.build(
                 "prompt too long",
                 found=f"{len(ids)} tokens",
-                expected=f"fewer than {self._max_length}, the longest context",
+                expected=f"fewer than {self.context.max_length}, the longest context",
                 remedy="Shorten it: at least one new token must fit after it",
             )
         self._check_ids("prompt", ids)
         return ids
 
     def _check_ids(self, where: str, ids: Sequence[int]) -> None:
-        wrong = [token for token in ids if type(token) is not int or not 0 <= token < self._vocab_size]
+        wrong = [token for token in ids if type(token) is not int or not 0 <= token < self.context.vocab_size]
         if wrong:
             raise RequestError.build(
                 "token id outside the vocabulary",
                 who=where,
                 found=repr(wrong[0]),
-                expected=f"0 to {self._vocab_size - 1}",
+                expected=f"0 to {self.context.vocab_size - 1}",
             )
 
     def _tokenize(self, text: str) -> list[int]:

@@ -54,7 +54,7 @@ def _generates_the_same_text() -> bool:
     with torch.random.fork_rng(devices=[]):
         model = make(LlamaConfig(**shape, vocab_size=16, pad_token_id=0, eos_token_id=None))
         ids = torch.tensor([[3, 4, 3, 4], [0, 5, 6, 5]])
-        given = {"attention_mask": (ids > 0).long(), "max_new_tokens": 8, "do_sample": False, "repetition_penalty": 1.1}
+        call = {"attention_mask": (ids > 0).long(), "max_new_tokens": 8, "do_sample": False, "repetition_penalty": 1.1}
         ours = {"custom_generate": speculative_generate, "specplug": Settings(proposer="ngram-reference")}
-        plain, found = (model.generate(ids, **given, **own) for own in ({}, ours))
+        plain, found = (model.generate(ids, **call, **own) for own in ({}, ours))
     return torch.equal(plain, found)

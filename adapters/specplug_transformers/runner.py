@@ -65,7 +65,8 @@ class ModelRunner:
 
         Return the logits [B, Q, V] float32; without `keep_logits` those of the last column only, [B, 1, V].
         """
-        place = self.cache.place = RowPlaces(rows, starts, token_ids.shape[1], self.device)
+        place = RowPlaces(rows, starts, token_ids.shape[1], self.device)
+        self.cache.begin(place)
         output = self.model(
             input_ids=token_ids,
             attention_mask=self._masks(place),
@@ -136,6 +137,7 @@ def probed_runner(model: Any) -> ModelRunner:
         ids = (3 + 7 * torch.arange(2 * _LENGTHS[1], device=runner.device)).reshape(2, -1) % runner.vocab_size
         rejected = ids[:, :4].clone()
         rejected[0, 2:] = ids[0, :2]
+        runner.cache.reserve(2, _LENGTHS[1])
         runner.forward([0, 1], [0, 0], rejected)
         found = runner.forward([1, 0], [4, 2], torch.stack([ids[1, 4:7], ids[0, 2:5]]))[:, -1]
         plain = torch.stack([_plain(model, ids[1, : _LENGTHS[1]]), _plain(model, ids[0, : _LENGTHS[0]])])

@@ -37,7 +37,7 @@ class TextStream:
         self._read = 0  # tokens before this index are decoded
         self._held = ""
 
-    def push(self, token: int) -> bool:
+    def add_token(self, token: int) -> bool:
         """Add a token; return whether a stop string has appeared."""
         self._ids.append(token)
         self._held += self._decode_new()
@@ -129,9 +129,8 @@ class RequestState:
         stop_when: see `GenerateRequest`.
         stream: detokenises its output; None without a tokenizer.
         slot, generation: slot of the token table and its generation; -1 while the request waits.
-        row: row of the key-value cache; -1 while the request waits.
+        row: row of the key-value cache; it may become a lower one.
         computed: positions whose keys and values are in the cache.
-        was_running: whether the request has held a slot before.
         verified, accepted, rejected, steps: draft tokens, rejected drafts and target steps so far.
         taken: tokens and letters of the output that `take_output` has returned.
     """
@@ -149,7 +148,6 @@ class RequestState:
     generation: int = -1
     row: int = -1
     computed: int = 0
-    was_running: bool = False
     finish_reason: FinishReason | None = None
     verified: int = 0
     accepted: int = 0
@@ -163,7 +161,7 @@ class RequestState:
         return len(self.tokens)
 
     @property
-    def pending(self) -> int:
+    def pending_tokens(self) -> int:
         """Tokens whose keys and values are not in the cache yet; 1 when the request can decode."""
         return self.length - self.computed
 
@@ -173,7 +171,7 @@ class RequestState:
         return self.tokens[self.request.prompt_length :]
 
     @property
-    def visible(self) -> int:
+    def visible_length(self) -> int:
         """Upper bound on the tokens of prompt and output that the client saw, without those of a stop string."""
         output = self.output
         stream = self.stream
@@ -217,10 +215,6 @@ class RequestState:
             accepted=self.accepted,
         )
 
-    def abort(self) -> None:
-        """End the request as aborted."""
-        self._end("abort")
-
     def extend(self, token_ids: list[int]) -> int:
         """Append emitted tokens until one ends the request; return how many were appended.
 
@@ -235,18 +229,18 @@ class RequestState:
 
     def _ends_with(self, token: int) -> bool:
         if token in self.end_token_ids:
-            self._end("stop")
+            self.end("stop")
             return True
         is_stopped = self.stop_when is not None and self.stop_when(self.tokens)
-        is_cut = self.stream is not None and self.stream.push(token)
+        is_cut = self.stream is not None and self.stream.add_token(token)
         if is_stopped or is_cut:
-            self._end("stop")
+            self.end("stop")
         elif self.room <= 0:
-            self._end("length")
+            self.end("length")
         return self.finish_reason is not None
 
-    def _end(self, reason: FinishReason) -> None:
-        """Release the text that was held back, which may complete a stop string."""
+    def end(self, reason: FinishReason) -> None:
+        """Set `finish_reason`, and release the text that was held back, which may complete a stop string."""
         self.finish_reason = reason
         if self.stream is not None:
             self.stream.finish()

@@ -57,6 +57,7 @@ def _run(runner: ModelRunner, verifier: Verifier, context: int, size: StepSize, 
     """Run so many steps of a size, with drafts of random tokens, and return their costs."""
     rows = size.requests
     length = max(size.lengths)
+    runner.cache.reserve(rows, context + 1 + length)
     ids = np.random.default_rng(0).integers(0, runner.vocab_size, (rows, 1 + length))
     token_ids = torch.from_numpy(ids).to(runner.device)
     draft = Draft.of_rows(ids[:, 1:].tolist(), [[0.5] * length] * rows, length, device=runner.device)

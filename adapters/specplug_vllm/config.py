@@ -1,4 +1,4 @@
-"""Settings and engine capabilities of a vLLM server, derived from its `VllmConfig`.
+"""Who drafts on a vLLM server, by which settings, and the engine's capabilities, derived from its `VllmConfig`.
 
 Every process derives them from `VllmConfig` alone, so all processes agree.
 
@@ -26,50 +26,41 @@ METHOD = "custom_class"
 PROPOSER = "specplug_vllm.Proposer"
 SECTION = "specplug"
 FLAG = "--additional-config"
-_SPECULATIVE = "--speculative-config"
+SPECULATIVE = "--speculative-config"
 _LOSSLESS_METHODS = ("standard", "block")
 
 Runner = Literal["v1", "v2"]
 
-
-def is_requested(vllm_config: Any) -> bool:
-    """Return whether this server enables specplug, to draft or to plan the drafts of vLLM's own drafter."""
-    return proposes(vllm_config) or engine_method(vllm_config) is not None
-
-
-def proposes(vllm_config: Any) -> bool:
-    """Return whether specplug's proposers draft on this server, alone or after vLLM's own drafter."""
-    return _replaces(vllm_config) or extended_method(vllm_config) is not None
+Use = Literal["", "proposers", "engine", "hybrid"]
+"""Who drafts where specplug is enabled: its proposers; vLLM's own drafter, whose drafts it plans; or first that drafter
+and then specplug's lookup, which continues its drafts.  "" if it is not enabled."""
 
 
-def engine_method(vllm_config: Any) -> str | None:
-    """Return the method of vLLM's own drafter if specplug does nothing but plan its drafts, otherwise None."""
-    return None if extended_method(vllm_config) else _method(vllm_config)
-
-
-def extended_method(vllm_config: Any) -> str | None:
-    """Return the method of vLLM's own drafter if specplug's lookup continues its drafts, otherwise None."""
-    method = _method(vllm_config)
-    return method if method and section_of(vllm_config.additional_config).get("proposer") == HYBRID else None
-
-
-def _replaces(vllm_config: Any) -> bool:
-    """Return whether specplug drafts in place of a drafter of vLLM's."""
+def use_of(vllm_config: Any) -> Use:
+    """Return how a server uses specplug."""
     spec = getattr(vllm_config, "speculative_config", None)
-    return spec is not None and spec.method == METHOD and spec.model == PROPOSER
+    if spec is None:
+        return ""
+    if spec.method == METHOD and spec.model == PROPOSER:
+        return "proposers"
+    if not _has_section(vllm_config):
+        return ""
+    return "hybrid" if section_of(vllm_config.additional_config).get("proposer") == HYBRID else "engine"
+
+
+def has_proposers(vllm_config: Any) -> bool:
+    """Return whether specplug's proposers draft on this server, alone or after vLLM's own drafter."""
+    return use_of(vllm_config) in ("proposers", "hybrid")
+
+
+def drafter_of(vllm_config: Any) -> str:
+    """Return the method of vLLM's own drafter if specplug plans or continues its drafts, otherwise ""."""
+    return str(vllm_config.speculative_config.method) if use_of(vllm_config) in ("engine", "hybrid") else ""
 
 
 def _has_section(vllm_config: Any) -> bool:
     settings = getattr(vllm_config, "additional_config", None)
     return isinstance(settings, dict) and SECTION in settings
-
-
-def _method(vllm_config: Any) -> str | None:
-    """Return the method of vLLM's own drafter if there is one, with a section of settings."""
-    spec = getattr(vllm_config, "speculative_config", None)
-    if spec is None or _replaces(vllm_config) or not _has_section(vllm_config):
-        return None
-    return str(spec.method)
 
 
 def lossy_method(vllm_config: Any) -> str:
@@ -78,7 +69,7 @@ def lossy_method(vllm_config: Any) -> str:
     return "" if method in _LOSSLESS_METHODS else f'"rejection_sample_method": "{method}"'
 
 
-def resolved(vllm_config: Any) -> ResolvedSettings | None:
+def resolve_settings(vllm_config: Any) -> ResolvedSettings | None:
     """Return the server's settings, or None if it does not enable specplug.
 
     The maximum draft length is vLLM's own ``num_speculative_tokens``.  The proposer is a lookup's if that continues
@@ -87,33 +78,33 @@ def resolved(vllm_config: Any) -> ResolvedSettings | None:
     Raises:
         SettingsError: the settings are invalid, or their ``num_speculative_tokens`` differs from vLLM's.
     """
-    return _found(vllm_config)[0] if is_requested(vllm_config) else None
+    return _loaded(vllm_config)[0] if use_of(vllm_config) else None
 
 
 def engine_tokens(vllm_config: Any) -> int:
     """Return how many tokens vLLM's own drafter drafts before specplug's lookup does; 0 if it does not."""
-    return _found(vllm_config)[1] if extended_method(vllm_config) else 0
+    return _loaded(vllm_config)[1] if use_of(vllm_config) == "hybrid" else 0
 
 
-def _found(vllm_config: Any) -> tuple[ResolvedSettings, int]:
+def _loaded(vllm_config: Any) -> tuple[ResolvedSettings, int]:
     """Return the settings of a server that enables specplug, and `engine_tokens`."""
     draft_length = vllm_config.speculative_config.num_speculative_tokens
     section = json.dumps(section_of(vllm_config.additional_config), sort_keys=True)
-    implied = _replaces(vllm_config) and _has_section(vllm_config)
-    return _load(section, draft_length, implied, _method(vllm_config), os.environ.get(CONFIG_VARIABLE, ""))
+    implied = use_of(vllm_config) == "proposers" and _has_section(vllm_config)
+    return _load(section, draft_length, implied, drafter_of(vllm_config), os.environ.get(CONFIG_VARIABLE, ""))
 
 
-def required(vllm_config: Any) -> ResolvedSettings:
+def require_settings(vllm_config: Any) -> ResolvedSettings:
     """Return the settings of a server that enables specplug.
 
     Raises:
         EngineError: it does not.
-        SettingsError: see `resolved`.
+        SettingsError: see `resolve_settings`.
     """
-    found = resolved(vllm_config)
-    if found is None:
+    settings = resolve_settings(vllm_config)
+    if settings is None:
         raise EngineError.build("specplug is not enabled on this server", who="specplug_vllm")
-    return found
+    return settings
 
 
 def runner_of(vllm_config: Any) -> Runner:
@@ -126,7 +117,7 @@ def cuts_on_device(vllm_config: Any) -> bool:
     return runner_of(vllm_config) == "v2" and bool(vllm_config.speculative_config.enable_adaptive_verification)
 
 
-def ranks_step_together(vllm_config: Any) -> bool:
+def has_lockstep_ranks(vllm_config: Any) -> bool:
     """Return whether data-parallel ranks run every step together; those of a dense model are engines of their own."""
     return vllm_config.parallel_config.data_parallel_size > 1 and bool(vllm_config.model_config.is_moe)
 
@@ -134,7 +125,7 @@ def ranks_step_together(vllm_config: Any) -> bool:
 def each_rank_drafts(vllm_config: Any) -> bool:
     """Return whether each of several tensor-parallel ranks drafts for itself."""
     ranks = vllm_config.parallel_config.tensor_parallel_size
-    return ranks > 1 and required(vllm_config).settings.draft_ranks == "each"
+    return ranks > 1 and require_settings(vllm_config).settings.draft_ranks == "each"
 
 
 def may_skip_drafts(vllm_config: Any) -> bool:
@@ -145,7 +136,7 @@ def may_skip_drafts(vllm_config: Any) -> bool:
     """
     if runner_of(vllm_config) == "v1" or cuts_on_device(vllm_config):
         return False
-    return proposes(vllm_config) or seams.ranks_agree_to_skip_drafts()
+    return has_proposers(vllm_config) or seams.ranks_agree_to_skip_drafts()
 
 
 def engine_caps(vllm_config: Any) -> EngineCaps:
@@ -154,7 +145,7 @@ def engine_caps(vllm_config: Any) -> EngineCaps:
     parallel = vllm_config.parallel_config
     v2 = runner_of(vllm_config) == "v2"
     cuts = cuts_on_device(vllm_config)
-    if engine_method(vllm_config) is not None:  # nothing trims its drafts: rows are as long as the plan and its caps
+    if use_of(vllm_config) == "engine":  # nothing trims its drafts: rows are as long as the plan and its caps
         ragged = Ragged.PADDED if v2 else Ragged.COSTS_FULL_GRAPH
     else:
         ragged = Ragged.PADDED if v2 and not cuts else Ragged.NATIVE
@@ -197,70 +188,6 @@ def plugin_context(vllm_config: Any, seed: int, **place: Any) -> PluginContext:
     )
 
 
-def refuse_unsupported(vllm_config: Any) -> None:
-    """Refuse configurations that specplug would serve incorrectly, and plans that vLLM's own drafter would not follow.
-
-    Raises:
-        EngineError: specplug does not support this server's configuration.
-    """
-    method = engine_method(vllm_config)
-    stages = vllm_config.parallel_config.pipeline_parallel_size
-    alone = f"Leave {SECTION!r} out of {FLAG}"
-    if getattr(vllm_config, "watermark_config", None) is not None:
-        _refuse(
-            "watermarking is not supported",
-            "a watermark configuration",
-            "none",
-            "Serve watermarked output without specplug",
-        )
-    if stages > 1:  # V1 crashes with any speculation; on V2 the first stage fails its check of the number of drafts
-        _refuse(
-            "pipeline parallelism is not supported",
-            f"pipeline_parallel_size {stages}",
-            "1",
-            "Use tensor parallelism, or serve without specplug",
-        )
-    if each_rank_drafts(vllm_config) and runner_of(vllm_config) == "v1":
-        what = "V1 takes all ranks' drafts from the first one"
-        _refuse(what, "draft_ranks 'each'", "'first'", "Leave the setting out, or use the V2 runner")
-    if method == "extract_hidden_states":
-        _refuse("the method does not draft", f"method {method!r}", "one that drafts", alone)
-    if extended_method(vllm_config) is not None:
-        _refuse_extended(vllm_config)
-    if method is not None and cuts_on_device(vllm_config):
-        _refuse(
-            "vLLM's adaptive verification and specplug's policy would both choose how much to verify",
-            f"enable_adaptive_verification with method {method!r}",
-            "one of them",
-            f"{alone}, or enable_adaptive_verification out of {_SPECULATIVE}",
-        )
-
-
-EXTENDED = ("draft_model", "eagle", "eagle3", "mtp")
-"""Methods whose drafters take a step's draft length, so that lookup can continue them."""
-
-
-def _refuse_extended(vllm_config: Any) -> None:
-    """Refuse servers on which lookup cannot continue the drafts of vLLM's own drafter."""
-    method = extended_method(vllm_config)
-    parallel = vllm_config.parallel_config
-    ranks = parallel.tensor_parallel_size
-    alone = f"Leave the proposer out of {FLAG} {SECTION!r}: specplug then plans the drafts"
-    what = "lookup cannot continue the drafts of vLLM's own drafter"
-    if method not in EXTENDED:
-        _refuse(what, f"method {method!r}", f"one of {', '.join(EXTENDED)}", alone)
-    if ranks_step_together(vllm_config):
-        _refuse(what, f"data_parallel_size {parallel.data_parallel_size} of a mixture of experts", "1", alone)
-    if ranks > 1 and vllm_config.speculative_config.draft_sample_method != "greedy":
-        _refuse(what, f"draft_sample_method 'probabilistic' on {ranks} ranks", "'greedy'", alone)
-    if cuts_on_device(vllm_config):
-        _refuse(what, "enable_adaptive_verification", "nothing", f"Leave it out of {_SPECULATIVE}")
-
-
-def _refuse(what: str, found: str, expected: str, remedy: str) -> None:
-    raise EngineError.build(what, who="specplug_vllm", found=found, expected=expected, remedy=remedy)
-
-
 def section_of(additional_config: Any) -> dict[str, Any]:
     """Return specplug's section of ``--additional-config``; empty if there is none.
 
@@ -277,7 +204,7 @@ def section_of(additional_config: Any) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=16)
 def _load(
-    section: str, draft_length: int, implied: bool, method: str | None, _environment: str
+    section: str, draft_length: int, implied: bool, method: str, _environment: str
 ) -> tuple[ResolvedSettings, int]:
     """Return the settings, and the tokens of vLLM's own drafter if a lookup continues them.
 
@@ -285,34 +212,35 @@ def _load(
     """
     flags = json.loads(section)
     key = "num_speculative_tokens"
-    own = {"proposer": _SPECULATIVE} if method is not None and "proposer" not in flags else {}
-    if method is not None and flags.setdefault("proposer", ENGINE_DRAFTER) not in (ENGINE_DRAFTER, HYBRID):
+    own = {"proposer": SPECULATIVE} if method and "proposer" not in flags else {}
+    if method and flags.setdefault("proposer", ENGINE_DRAFTER) not in (ENGINE_DRAFTER, HYBRID):
         raise SettingsError.build(
             "vLLM's own drafter drafts on this server",
             who=f"{FLAG} {SECTION!r}",
-            found=f"proposer {flags['proposer']!r}, and method {method!r} in {_SPECULATIVE}",
+            found=f"proposer {flags['proposer']!r}, and method {method!r} in {SPECULATIVE}",
             expected=f"no proposer, {ENGINE_DRAFTER!r}, or {HYBRID!r}, whose lookup continues its drafts",
-            remedy=f"For specplug's proposers leave the method out of {_SPECULATIVE}",
+            remedy=f"For specplug's proposers leave the method out of {SPECULATIVE}",
         )
-    if method is not None and flags["proposer"] == HYBRID:
+    if method and flags["proposer"] == HYBRID:
         flags = _with_engines_model(flags, method)
     if flags.get(key, draft_length) != draft_length:
         raise SettingsError.build(
             f"{key!r} is given twice",
             who=f"{FLAG} {SECTION!r}",
             found=flags[key],
-            expected=f"{draft_length}, as in {_SPECULATIVE}",
+            expected=f"{draft_length}, as in {SPECULATIVE}",
             remedy=f"Leave it out of {FLAG}; a policy's own draft length is one of that policy's options",
         )
     registry = default_registry()
     load = functools.partial(
-        load_settings, flags_origin=f"{FLAG} {SECTION!r}", registry=registry, engine_drafts=method is not None
+        load_settings, flags_origin=f"{FLAG} {SECTION!r}", registry=registry, engine_drafts=bool(method)
     )
     if key not in flags and not (implied and load(flags).settings.num_speculative_tokens == draft_length):
-        own[key] = _SPECULATIVE
+        own[key] = SPECULATIVE
         flags[key] = draft_length
-    found = load(flags, origins_of=own)
-    return after_engine(found, registry) if method is not None and found.settings.extends_engine else (found, 0)
+    settings = load(flags, origins_of=own)
+    extends = method and settings.settings.extends_engine
+    return after_engine(settings, registry) if extends else (settings, 0)
 
 
 def _with_engines_model(flags: dict[str, Any], method: str) -> dict[str, Any]:
@@ -330,9 +258,9 @@ def _with_engines_model(flags: dict[str, Any], method: str) -> dict[str, Any]:
         raise SettingsError.build(
             "vLLM's own drafter is the model on this server",
             who=f"{FLAG} {SECTION!r}",
-            found=f"options.{HYBRID}.model {model!r}, and method {method!r} in {_SPECULATIVE}",
+            found=f"options.{HYBRID}.model {model!r}, and method {method!r} in {SPECULATIVE}",
             expected=f"no model, or {ENGINE_DRAFTER!r}",
-            remedy=f"For specplug's own draft models leave the method out of {_SPECULATIVE}",
+            remedy=f"For specplug's own draft models leave the method out of {SPECULATIVE}",
         )
     return {**flags, "options": {**options, HYBRID: {**of_hybrid, "model": model}}}
 
@@ -347,14 +275,14 @@ def _ladder(vllm_config: Any) -> tuple[int, ...]:
     """
     spec = vllm_config.speculative_config
     largest = vllm_config.scheduler_config.max_num_seqs
-    if ranks_step_together(vllm_config):
+    if has_lockstep_ranks(vllm_config):
         return (0, spec.num_speculative_tokens) if may_skip_drafts(vllm_config) else ()
     schedule = getattr(spec, "num_speculative_tokens_per_batch_size", None) or ()
     return tuple(sorted({min(int(w), spec.num_speculative_tokens) for first, _, w in schedule if first <= largest}))
 
 
 def _draft_length_change(vllm_config: Any, v2: bool) -> DraftLengthChange:
-    if ranks_step_together(vllm_config):
+    if has_lockstep_ranks(vllm_config):
         return DraftLengthChange.FIXED  # other lengths take all ranks off their graphs, or deadlock a drafter of vLLM's
     if not v2 or cuts_on_device(vllm_config) or not _ladder(vllm_config):
         return DraftLengthChange.FREE

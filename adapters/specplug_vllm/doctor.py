@@ -1,22 +1,19 @@
 """vLLM checks of ``specplug doctor``.
 
 vLLM derives omitted arguments from device and model, so only vLLM knows which runner serves or how many tokens a step
-may hold.  It resolves a launch line in a separate process: ``python -m specplug_vllm.doctor ARGUMENTS``.
+may hold.  It resolves a launch line without starting anything.
 """
 
 from __future__ import annotations
 
-import sys
-
-from specplug.operator import launches
 from specplug.operator.launches import Launch, ServerCommand, awaited_proposers
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
 from specplug.seams.support import InstalledEngine
 from specplug.settings.model import Settings
-from specplug_vllm.config import is_requested
+from specplug_vllm.config import use_of
 from specplug_vllm.seams import VERSIONS
-from specplug_vllm.startup import advice, logits_processors
+from specplug_vllm.startup import advice, refusals
 from specplug_vllm.startup.engine_config import require_installed
 
 ENGINE = InstalledEngine(
@@ -47,7 +44,7 @@ def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
     names = awaited_proposers(settings, default_registry(), "cuda")
     in_general = [advice.REFUSED_ON_V1, *([advice.host_cost(names)] if names else [])]
     in_general.append(f"with data parallelism {advice.FIXED_DRAFT_LENGTH}")
-    if lost := logits_processors.installed():
+    if lost := refusals.installed_processors():
         in_general.append(f"the V1 runner refuses to start beside the logits processors {', '.join(sorted(lost))}")
     is_installed = ENGINE.folder is not None
     return COMMAND.check(launch, is_installed=is_installed, remedy=VERSIONS.remedy, in_general=in_general)
@@ -59,17 +56,6 @@ def arguments_in(words: list[str]) -> list[str] | None:
         if word == "serve" or word.rpartition(".")[2] == "api_server":
             return words[place + 1 :]
     return None
-
-
-COMMAND = ServerCommand(
-    engine="vLLM",
-    package="vllm",
-    module="specplug_vllm.doctor",
-    arguments_in=arguments_in,
-    expected="'vllm serve MODEL ...'",
-    enabling="--additional-config.specplug.proposer ngram",
-    variables={"VLLM_LOGGING_LEVEL": "ERROR"},
-)
 
 
 def resolved_launch(arguments: list[str]) -> Launch | None:
@@ -88,11 +74,17 @@ def resolved_launch(arguments: list[str]) -> Launch | None:
     command.validate(args)
     args.model = vars(args).get("model_tag") or args.model
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-    if not is_requested(config):
+    if not use_of(config):
         return None
     require_installed()
     return advice.launch_of(config)
 
 
-if __name__ == "__main__":
-    launches.tell(resolved_launch, sys.argv[1])
+COMMAND = ServerCommand(
+    engine="vLLM",
+    package="vllm",
+    resolved=resolved_launch,
+    arguments_in=arguments_in,
+    expected="'vllm serve MODEL ...'",
+    enabling="--additional-config.specplug.proposer ngram",
+)

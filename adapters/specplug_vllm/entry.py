@@ -13,7 +13,7 @@ from typing import Any
 
 from specplug.seams.seam import hook
 from specplug_vllm import seams
-from specplug_vllm.config import engine_method, extended_method, is_requested, proposes, runner_of
+from specplug_vllm.config import drafter_of, runner_of, use_of
 from specplug_vllm.startup import engine_config
 
 _WORKER = "vllm.v1.worker.worker_base"
@@ -27,7 +27,7 @@ def register() -> None:
     If the seams of vLLM's configuration have moved, nothing is patched: servers without specplug start as usual, and
     `specplug_vllm.Proposer` refuses one that enables it.
     """
-    if seams.moved("config"):
+    if seams.moved_seams("config"):
         return
     # Then specplug follows vLLM's log format and handlers.
     logging.getLogger("specplug").parent = logging.getLogger("vllm")
@@ -46,7 +46,7 @@ def register() -> None:
 def _post_init(original: Callable[..., None], config: Any, *args: Any, **kwargs: Any) -> None:
     """Accept requests' fields in a process that has built a configuration which enables specplug."""
     original(config, *args, **kwargs)
-    if is_requested(config):
+    if use_of(config):
         _hook_worker()
         seams.require("api")
         from specplug_vllm.frontend import intake
@@ -58,10 +58,9 @@ def _post_init(original: Callable[..., None], config: Any, *args: Any, **kwargs:
 
 def _init_speculator(original: Callable[..., Any], vllm_config: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
     """Build the speculator of vLLM's V2 runner, in a worker process."""
-    own = engine_method(vllm_config) or extended_method(vllm_config)
-    if own is not None or not proposes(vllm_config):
+    if use_of(vllm_config) != "proposers":
         speculator = original(vllm_config, device, *args, **kwargs)
-        if own == "draft_model":
+        if drafter_of(vllm_config) == "draft_model":
             _take_length(speculator)
         return speculator
     seams.require("v2")
@@ -80,13 +79,13 @@ def _init_device(original: Callable[..., None], wrapper: Any, *args: Any, **kwar
     """Correct a new runner's sampler, and let lookup continue the drafts of its drafter, if the server asks for it."""
     original(wrapper, *args, **kwargs)
     config = wrapper.vllm_config
-    if is_requested(config):
-        from specplug_vllm.worker import token_logprobs, workarounds
+    if use_of(config):
+        from specplug_vllm.worker import workarounds
 
-        token_logprobs.install(runner_of(config))
+        workarounds.install_token_logprobs(runner_of(config))
         if runner_of(config) == "v1":
             workarounds.install_thinking_budgets()
-    if extended_method(config) is None:
+    if use_of(config) != "hybrid":
         return
     runner = wrapper.worker.model_runner
     if runner_of(config) == "v1":
@@ -104,7 +103,8 @@ def _take_length(speculator: Any) -> None:
 
     It drafts at least one: the pass that drafts it also enters the newest tokens in the draft model's key-value cache.
     """
-    original, longest = speculator.propose, speculator.num_speculative_steps
+    original = speculator.propose
+    longest = speculator.num_speculative_steps
 
     @functools.wraps(original)
     def propose(input_batch: Any, *args: Any, num_speculative_tokens: int | None = None, **kwargs: Any) -> Any:

@@ -268,7 +268,7 @@ def installed_version() -> str:
 support = Support(VERSIONS, SEAMS, who="specplug_vllm", installed=installed_version, optional=OPTIONAL)
 require = support.require
 available = support.available
-moved = support.moved
+moved_seams = support.moved_seams
 
 
 def ranks_agree_to_skip_drafts() -> bool:

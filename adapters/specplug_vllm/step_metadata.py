@@ -90,29 +90,24 @@ def attach(output: Any, metadata: StepMetadata | WorkerReport) -> None:
     setattr(output, _ATTRIBUTE, metadata)
 
 
-def has(scheduler_output: Any) -> bool:
-    """Return whether specplug's scheduler made this step; it attaches metadata to every step."""
-    return hasattr(scheduler_output, _ATTRIBUTE)
-
-
 def of(scheduler_output: Any) -> StepMetadata:
-    """Return the metadata of a step, or `NO_METADATA`."""
-    found: StepMetadata = getattr(scheduler_output, _ATTRIBUTE, NO_METADATA)
-    return found
+    """Return the metadata of a step; `NO_METADATA` itself if specplug's scheduler did not make the step."""
+    metadata: StepMetadata = getattr(scheduler_output, _ATTRIBUTE, NO_METADATA)
+    return metadata
 
 
 def report_of(runner_output: Any) -> WorkerReport:
     """Return what a runner's output reports, or `NO_REPORT`."""
-    found: WorkerReport = getattr(runner_output, _ATTRIBUTE, NO_REPORT)
-    return found
+    report: WorkerReport = getattr(runner_output, _ATTRIBUTE, NO_REPORT)
+    return report
 
 
-def drafts_nothing(scheduler_output: Any) -> bool:
+def is_idle(scheduler_output: Any) -> bool:
     """Return whether a step neither verifies nor makes drafts; every worker concludes the same."""
     return not scheduler_output.scheduled_spec_decode_tokens and not scheduler_output.num_spec_tokens_to_schedule
 
 
-def annotated(
+def add_grammars(
     grammars: Mapping[str, Constrained], outcome: Outcome, names: Sequence[str], scheduled: Mapping[str, Sequence[int]]
 ) -> Outcome:
     """Add to the outcome of rows `names` what their grammars cut from, and added to, the `scheduled` drafts."""
@@ -124,5 +119,5 @@ def annotated(
     ]
     levels = [[] if of is None else of.confidence[: len(row)] for of, row in zip(states, added, strict=True)]
     cut = torch.tensor([0 if of is None else of.cut for of in states], dtype=torch.int32)
-    widest = max(map(len, added))
-    return replace(outcome, cut_by_grammar=cut, forced=Draft.of_rows(added, levels, widest) if widest else None)
+    longest = max(map(len, added))
+    return replace(outcome, cut_by_grammar=cut, forced=Draft.of_rows(added, levels, longest) if longest else None)

@@ -24,7 +24,6 @@ import torch
 
 from benchmarks.launches.driver import by_kernels, install
 from specplug.assembly import build_draft_stage
-from specplug.faults import FaultGuard
 from specplug.interfaces import PluginContext
 from specplug.plugins.registry import default_registry
 from specplug.settings.model import Settings
@@ -143,17 +142,14 @@ def _step_of_sglang(rows: int) -> Callable[[], None]:
     """Return a function that takes a step of a batch: it drafts, and prepares and reports their verification."""
     from specplug.steps.kernels import launches as kernels
     from specplug_sglang.scheduler.batches import BatchRows, Decoding
-    from specplug_sglang.scheduler.device_drafts import DeviceDrafts
-    from specplug_sglang.scheduler.grammar import GrammarCompleter
+    from specplug_sglang.scheduler.drafts import Drafts
     from specplug_sglang.verification import kernels as verification
     from specplug_sglang.verification.trees import TokenTable
 
     caps = EngineCaps(DRAFT_LENGTH, ragged=Ragged.PADDED)
     stage, allocator = _stage_of(rows, caps)
     table = TokenTable(rows, LENGTH, DRAFT_LENGTH + 1, CPU)
-    grammars = GrammarCompleter(VOCAB, None, FaultGuard("grammar", sink=stage.metrics.fault))
-    launches = Launches(kernels.begin, kernels.finish)
-    drafts = DeviceDrafts(stage, table, grammars, caps, VOCAB, slots=allocator.slots, launches=launches)
+    drafts = Drafts(stage, table, allocator.slots, caps, VOCAB, launches=Launches(kernels.begin, kernels.finish))
     drafts._reads_lengths = False  # as on a GPU
     names = [f"request {row}" for row in range(rows)]
     _start(allocator, names)
@@ -162,11 +158,11 @@ def _step_of_sglang(rows: int) -> Callable[[], None]:
     slots = torch.arange(rows)
     before = torch.full_like(slots, CONTEXT)
     ones = torch.ones(rows, dtype=torch.int32)
-    predict = torch.zeros(rows * table.most_emitted, dtype=torch.int32)
-    index = torch.zeros(rows, table.most_emitted, dtype=torch.int32)
+    predict = torch.zeros(rows * table.max_emitted, dtype=torch.int32)
+    index = torch.zeros(rows, table.max_emitted, dtype=torch.int32)
 
     def step() -> None:
-        batch_rows.hold(allocator, reqs)
+        batch_rows.are_of(allocator, reqs)
         batch = Decoding(reqs, batch_rows, slots, before, False)
         draft = drafts.propose(batch, DRAFT_LENGTH, plan)
         assert draft is not None

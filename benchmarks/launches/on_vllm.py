@@ -52,10 +52,10 @@ def _import_kernels() -> None:
     """Define specplug's kernels while the interpreter is off, and let the adapter launch them on the CPU."""
     from specplug.steps.kernels import columns
     from specplug.steps.kernels import launches as kernels
-    from specplug_vllm.worker import v2_device
+    from specplug_vllm.worker import stage_steps
 
     by_kernels()
-    v2_device.launches_for = lambda device: columns.Launches(kernels.begin, kernels.finish)
+    stage_steps.launches_for = lambda device: columns.Launches(kernels.begin, kernels.finish)
 
 
 def _compile_ngram_gpu() -> None:

@@ -149,7 +149,7 @@ class PolicyDecider(Decider):
         if self._survival is not None and draft_length:
             inside = np.arange(draft_length) < drafts.lengths[:, None]
             self._survival[view.rows, :draft_length] = np.where(inside, drafts.confidence, 0.0).cumprod(axis=1)
-        if not self._stage.has_observers and not self._stage.cuts(batch_size, draft_length, plan):
+        if not self._stage.has_observers and not self._stage.needs_trim(batch_size, draft_length, plan):
             return drafts.lengths
         self._profile.matches = self._profile.trajectories.matches[view.entries]
         draft, batch = _tensors(drafts, view, self._sources), _batch(view, view.lengths)

@@ -17,7 +17,7 @@ from specplug.plugins.registry import Registry
 from specplug.tools.replay import Item, load_tokenizer, read_traces, tokenize
 from specplug.tools.replay.engine import ReplayEngine, Setup
 from specplug.tools.replay.items import TokenItem, vocab_size_for
-from specplug.tools.replay.run import longest
+from specplug.tools.replay.run import context_length
 from specplug.tools.replay.score import Offer
 from specplug.types.step import Draft
 
@@ -98,7 +98,7 @@ def record(
     engine = ReplayEngine(
         replace(setup, policy="fixed"),
         slots=in_flight,
-        max_length=longest(items),
+        max_length=context_length(items),
         vocab_size=vocab_size,
         registry=registry,
     )

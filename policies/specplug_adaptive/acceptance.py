@@ -49,7 +49,7 @@ class RequestAcceptance:
         self._bad = (1.0 - _FIRST_RATE) * _FIRST_TOKENS
 
     @property
-    def average(self) -> float:
+    def average_rate(self) -> float:
         """The rate of all requests together."""
         return self._good / (self._good + self._bad)
 
@@ -76,4 +76,4 @@ class RequestAcceptance:
         keep = _LONG_MEMORY / (_LONG_MEMORY + gains.sum() + losses.sum())
         self._good = float(keep * self._good + gains.sum())
         self._bad = float(keep * self._bad + losses.sum())
-        return (good + _PRIOR_TOKENS * self.average) / (good + bad + _PRIOR_TOKENS), (gains > 0) & (losses == 0)
+        return (good + _PRIOR_TOKENS * self.average_rate) / (good + bad + _PRIOR_TOKENS), (gains > 0) & (losses == 0)

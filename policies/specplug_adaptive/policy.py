@@ -84,7 +84,7 @@ class AdaptivePlanner(CostPlanner):
 
     def status(self) -> dict[str, Any]:
         """Return the average acceptance and the number of requests that are capped, as plain data."""
-        return {"acceptance": round(self._acceptance.average, 3), "capped_requests": len(self._plan.caps)}
+        return {"acceptance": round(self._acceptance.average_rate, 3), "capped_requests": len(self._plan.caps)}
 
     def _capped(self, stats: HostStats, newest: StepPlan) -> StepPlan:
         is_limited = newest.draft_length < self._plan.draft_length  # by another policy
@@ -95,7 +95,7 @@ class AdaptivePlanner(CostPlanner):
         rates, swept = self._acceptance.read(stats.requests)
         names = [request.request_id for request in stats.requests]
         before = np.array([self._plan.draft_length_for(name) for name in names])
-        lengths, gain = worthwhile(rates, longest, costs, np.where(swept, 2 * before, 1))
+        lengths, gain = choose_draft_lengths(rates, longest, costs, np.where(swept, 2 * before, 1))
         if gain < _GAIN:
             return self._uncapped
         cap = int(lengths.max())
@@ -124,7 +124,7 @@ class AdaptivePlanner(CostPlanner):
         return tuple(map(CostPoint, extra, costs.tolist()))
 
 
-def worthwhile(
+def choose_draft_lengths(
     rates: Array, longest: int, costs: Sequence[CostPoint], least: npt.NDArray[np.int64] | int = 1
 ) -> tuple[npt.NDArray[np.int64], float]:
     """Return the draft lengths of requests that are worth verifying: the decision of `specplug.steps.trim`, by rates.

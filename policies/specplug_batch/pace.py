@@ -56,7 +56,7 @@ class Pace:
         self.set_next(min(DECIDE_EVERY, max(TRIED_STEPS, step // 8)))
         return True
 
-    def hasten(self, step: int) -> None:
+    def set_soon(self, step: int) -> None:
         """Let the next decision be made a few steps after this one, at the latest."""
         self._next = min(self._next, step + TRIED_STEPS)
 
@@ -75,7 +75,7 @@ class Trials:
     def __init__(self) -> None:
         self._counts: Counter[tuple[int, int]] = Counter()
 
-    def next(self, requests: int, lengths: Sequence[int]) -> int | None:
+    def take_length(self, requests: int, lengths: Sequence[int]) -> int | None:
         """Return the first of the lengths that was not run often enough at about this batch size; None if all were."""
         for length in lengths:
             key = requests.bit_length(), length
@@ -129,7 +129,7 @@ class DraftingGain:
         self._gain = self._gain * keep + gain * steps
         self._steps = self._steps * keep + steps
 
-    def rest(self, requests: int, cost: float) -> int:
+    def plan_rest(self, requests: int, cost: float) -> int:
         """Return for how many steps nothing is to be drafted, where making drafts costs so many tokens per row.
 
         After a rest drafts are made for a few steps, since only drafts show what they gain.

@@ -82,13 +82,13 @@ class PaddedPlanner(CostPlanner):
                 self._pace.set_next(min(2 * DECIDE_EVERY, max(CHOOSE_EVERY, stats.step // 4)))
         if not self._costs.is_timed:
             free = [each for each in self._lengths if requests * (each + 1) <= _MOST_OVER * self._options.saturation]
-            if (trial := self._trials.next(requests, free)) is not None:
+            if (trial := self._trials.take_length(requests, free)) is not None:
                 return self._plans[trial]
         self._length = self._best()
         if self._reported.is_known:
             return self._held_plans[self._length]
         if not self._length and (stats.step + PROBE_STEPS) % PROBE_EVERY < PROBE_STEPS:
-            self._pace.hasten(stats.step)
+            self._pace.set_soon(stats.step)
             return self._plans[min(self._lengths[1:], default=0)]
         return self._plans[self._length]
 

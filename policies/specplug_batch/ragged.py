@@ -51,7 +51,7 @@ class RaggedPlanner(CostPlanner):
             return replace(self._plan, num_steps=self._unreported(left))
         if self._pace.is_due(stats.step, requests) and requests:
             self._decide(stats)
-        if not self._costs.is_timed and (trial := self._trials.next(requests, (self._longest, 0))) is not None:
+        if not self._costs.is_timed and (trial := self._trials.take_length(requests, (self._longest, 0))) is not None:
             return StepPlan(trial, self._budget)
         return self._plan
 
@@ -87,7 +87,7 @@ class RaggedPlanner(CostPlanner):
         self._requests = len(stats.requests)
         costs = self._curve(stats)
         was_resting = self._drafting.is_resting
-        rest = self._drafting.rest(self._requests, self._drafting_cost * self._rate.speed_up(self._requests))
+        rest = self._drafting.plan_rest(self._requests, self._drafting_cost * self._rate.speed_up(self._requests))
         if rest and not self._costs.knows(drafts=False):
             rest = min(rest, PLAIN_STEPS)
         if rest or was_resting:
@@ -119,12 +119,12 @@ class RaggedPlanner(CostPlanner):
     def _curve(self, stats: HostStats) -> tuple[CostPoint, ...]:
         """Return the cost curve of a batch, and keep the seconds that it follows from."""
         requests = len(stats.requests)
-        most = requests * self._longest
-        sizes = {size - requests for size in self._costs.sizes if requests < size < requests + most}
+        all_tokens = requests * self._longest
+        sizes = {size - requests for size in self._costs.sizes if requests < size < requests + all_tokens}
         even = {round(requests * share) for share in _TOKENS_PER_ROW}
-        grid = sorted({0, 1, 2, 3, most, *(each for each in sizes | even if each <= most)})
+        grid = sorted({0, 1, 2, 3, all_tokens, *(each for each in sizes | even if each <= all_tokens)})
         grid = grid[:: -(-len(grid) // (MAX_COST_POINTS - 2))]
-        ends = {most, 2 * most}  # the batch may grow before the next decision
+        ends = {all_tokens, 2 * all_tokens}  # the batch may grow before the next decision
         grid = sorted({min(each, MAX_DRAFT_TOKENS) for each in {*grid, *ends}})
         tokens = [requests, *(requests + round(each * self._padding) for each in grid)]
         _, drafting, *verifying = self._added_to_plain(stats, tokens, [0, *[self._longest] * len(grid)]).tolist()

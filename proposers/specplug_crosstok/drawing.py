@@ -73,12 +73,12 @@ def choose(
     if uniforms is None:
         return NextIds(ids, restricted, torch.zeros_like(ids), probabilities, None)
     mine = of_common[:, common.ids]
-    heat = torch.where(temperature > 0, temperature, 1.0)[:, None]
-    levels = share_level((torch.softmax(logits / heat, 1) * common.is_used).sum(1))
+    divisor = torch.where(temperature > 0, temperature, 1.0)[:, None]
+    levels = share_level((torch.softmax(logits / divisor, 1) * common.is_used).sum(1))
     bucket = bucket_of(probabilities)
     pays = common.confidence[levels, bucket] >= common.confidence[-1, bucket]
     draws = (temperature > 0) & (restricted | pays)
-    ids = torch.where(draws, common.ids[_draw(mine, heat, uniforms)], ids)
+    ids = torch.where(draws, common.ids[_draw(mine, divisor, uniforms)], ids)
     return NextIds(ids, restricted | draws, levels, probabilities, mine)
 
 
@@ -121,14 +121,14 @@ class Drawing:
         restricted = self._restricted[:num_rows]
         temperature = self.temperature[:num_rows]
         choice = choose(self._common, restricted, temperature, logits, numbers)
-        for held, new in (
+        for kept, new in (
             (self.is_common, choice.is_common),
             (self.levels, choice.levels),
             (self.probabilities, choice.probabilities.double()),
             (self.logits, choice.logits),
         ):
-            if held is not None and new is not None:
-                held[:num_rows].index_copy_(1, step, new[:, None])
+            if kept is not None and new is not None:
+                kept[:num_rows].index_copy_(1, step, new[:, None])
         return choice.ids
 
 
@@ -138,9 +138,9 @@ def share_level(share: Tensor) -> Tensor:
     return level
 
 
-def _draw(logits: Tensor, heat: Tensor, uniforms: Tensor) -> Tensor:
+def _draw(logits: Tensor, divisor: Tensor, uniforms: Tensor) -> Tensor:
     """Return [R], indexes drawn from softmax(logits [R, Vd] / heat [R, 1]) by one uniform number each."""
-    total = torch.softmax(logits.double() / heat, 1).cumsum(1)
+    total = torch.softmax(logits.double() / divisor, 1).cumsum(1)
     place: Tensor = torch.searchsorted(total, uniforms[:, None] * total[:, -1:], right=True)
     return place[:, 0].clamp(max=logits.shape[1] - 1)
 

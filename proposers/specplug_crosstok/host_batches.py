@@ -34,8 +34,8 @@ class HostBatches:
     def moved(self, batch: EngineBatch, limits: Tensor, rows: Sequence[int]) -> tuple[EngineBatch, Tensor]:
         """Return a batch and its limits on the model's device, with the tokens that were kept, which stay here."""
         own = torch.tensor([max(0, rows[slot]) for slot in batch.slots.tolist()])
-        given = [batch.slots, batch.generations, batch.lengths, batch.temperature, limits]
-        slots, generations, lengths, temperature, limits = to_device(given, self._device)
+        columns = [batch.slots, batch.generations, batch.lengths, batch.temperature, limits]
+        slots, generations, lengths, temperature, limits = to_device(columns, self._device)
         moved = replace(
             batch,
             slots=slots,

@@ -26,6 +26,20 @@ def load_model(
         SettingsError: no model is named, or one of the tokenizers cannot be translated.
         PluginError: the model cannot be loaded.
     """
+    name = named(options)
+    max_texts = min(options.max_requests, context.max_slots)
+    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+    model = DraftModel(name, max_texts=max_texts, max_length=options.max_context, device=device, dtype=dtype)
+    own = load_tokenizer(name).library
+    return model, TokenizerPair.of(context.target_tokenizer, own, context.vocab_size, model.vocab_size)
+
+
+def named(options: CrossTokSettings) -> str:
+    """Return the name of the draft model.
+
+    Raises:
+        SettingsError: there is none.
+    """
     if not options.model:
         raise SettingsError.build(
             "no draft model is named",
@@ -34,11 +48,7 @@ def load_model(
             expected="a folder, or a model id at Hugging Face",
             remedy='Set {"options": {"crosstok": {"model": "..."}}}',
         )
-    max_texts = min(options.max_requests, context.max_slots)
-    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
-    model = DraftModel(options.model, max_texts=max_texts, max_length=options.max_context, device=device, dtype=dtype)
-    own = load_tokenizer(options.model).library
-    return model, TokenizerPair.of(context.target_tokenizer, own, context.vocab_size, model.vocab_size)
+    return options.model
 
 
 def common_ids(pair: TokenizerPair, draft_vocab: int, target_vocab: int) -> tuple[npt.NDArray[np.int32], Tensor]:
@@ -96,13 +106,16 @@ def declared(context: PluginContext) -> int:
 
     For batches on the host, a model on a GPU takes none of these; there all of it is allocated before the engine
     measures its memory.
+
+    Raises:
+        SettingsError: no model is named.
+        PluginError: its configuration cannot be read.
     """
     options: CrossTokSettings = context.options or CrossTokSettings()
+    facts = read_facts(named(options))
     on_device = context.device.type == "cuda"
-    on_gpu = options.device.startswith("cuda") or (options.device == "auto" and torch.cuda.is_available())
-    if not options.model or (on_gpu and not on_device):
+    if not on_device and device_of(options.device).type == "cuda":
         return 0
-    facts = read_facts(options.model)
     checkpoints = facts.dtype if on_device else torch.float32
     size = (checkpoints if options.dtype == "auto" else getattr(torch, options.dtype)).itemsize
     parameters = count_parameters(facts)

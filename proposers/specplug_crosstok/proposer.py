@@ -93,11 +93,13 @@ class CrossTok(Proposer):
         if self._batches is None:
             self._draft(batch, limits, draft, draft.draft_length)
             return
-        most = int(limits.max())
-        if most > 0:
+        longest = int(limits.max())
+        if longest > 0:
             self._step.drawing.is_greedy = not bool((batch.temperature > 0).any())
             own = self._batches.draft_like(draft)
-            self._draft(*self._batches.moved(batch, limits, self._schedule.rows), own, most, self._is_enough(most))
+            self._draft(
+                *self._batches.moved(batch, limits, self._schedule.rows), own, longest, self._is_enough(longest)
+            )
             if own is not draft:
                 draft.copy_(own)
 
@@ -160,14 +162,15 @@ class CrossTok(Proposer):
 
     def _is_enough(self, num_tokens: int) -> Callable[[int], bool]:
         """Return what ends the drafts of a step that begins now: that no row drafts, enough ids, or the settings."""
-        least, most = self._options.min_survival, self._options.max_ms
-        ends = math.inf if most is None else time.monotonic() + most / 1000
+        min_survival = self._options.min_survival
+        max_ms = self._options.max_ms
+        ends = math.inf if max_ms is None else time.monotonic() + max_ms / 1000
         num_rows = self._schedule.num_rows
 
         def is_enough(num_ids: int) -> bool:
             survival = self._step.survival(num_rows)  # waits for the device
             needed = num_tokens * max(1.0, self._step.ids_per_token(num_rows))
-            return survival <= 0 or survival < least or num_ids >= needed or time.monotonic() > ends
+            return survival <= 0 or survival < min_survival or num_ids >= needed or time.monotonic() > ends
 
         return is_enough
 
@@ -175,13 +178,13 @@ class CrossTok(Proposer):
         """Set the step's inputs."""
         inputs = self._step.inputs
         rows = slice(at.num_rows)
-        heat = at.of_rows(batch.temperature)
+        temperature = at.of_rows(batch.temperature)
         inputs.running.owners[rows] = torch.where(at.is_running, _owners(batch)[at.place], NO_REQUEST)
         inputs.running.lengths[rows] = at.of_rows(batch.lengths)
         inputs.running.starts[rows] = at.of_rows(_text_starts(batch))
         inputs.limits[rows] = at.of_rows(limits)
-        inputs.temperature[rows] = heat
-        self._step.drawing.temperature[rows] = heat * states
+        inputs.temperature[rows] = temperature
+        self._step.drawing.temperature[rows] = temperature * states
 
     def _catch_up(self, batch: EngineBatch, entries: Tensor) -> None:
         """Compute texts that are many tokens behind, such as prompts, up to the chunk of a step."""

@@ -95,8 +95,8 @@ class Written(NamedTuple):
     def store(self, new: Written) -> None:
         """Take over the drafts of the first R rows."""
         num_rows = len(new.counts)
-        for held, given in zip(self, new, strict=True):
-            held[:num_rows] = given
+        for own, other in zip(self, new, strict=True):
+            own[:num_rows] = other
 
     def write(self, draft: Draft, rows: Tensor, logits: Tensor | None) -> None:
         """Write the draft of B requests, whose rows are `rows` [B] int64, negative for those without one.
@@ -123,10 +123,10 @@ _FEW = 8  # new tokens of a text that every step takes at least
 
 
 class StepInputs(NamedTuple):
-    """What a step is given, by row of the draft model's cache.
+    """The inputs of a step, by row of the draft model's cache.
 
-    By row: the requests, the most draft tokens (int64), the temperature (float32, 0 is greedy), and the newest tokens,
-    [rows, T] int64, see `DraftTexts.newest`.
+    By row: the requests, the maximum number of draft tokens (int64), the temperature (float32, 0 is greedy), and the
+    newest tokens, [rows, T] int64, see `DraftTexts.newest`.
     """
 
     running: Running
@@ -152,10 +152,11 @@ class DraftingStep:
         figures: [3, rows] int64, see `DraftTexts.figures`.
         draft_vocab: [Vd] int64, the target's ids that are drawn from.
         is_text: whether drafts may be text.
-        num_drafted: the most ids of a draft.
+        num_drafted: the maximum number of ids of a draft.
         mean_length: about how many ids of the draft's a token of the target has.
-        num_missing: the most missing ids of a text that are computed in the pass before the first draft token; more
-            take more steps.  At least as many as a draft has: those after an id that the text has otherwise.
+        num_missing: the maximum number of missing ids of a text that are computed in the pass before the first draft
+            token; more take more steps.  At least as many as a draft has: those after an id that the text has
+            otherwise.
     """
 
     def __init__(
@@ -169,11 +170,12 @@ class DraftingStep:
     ) -> None:
         self._device = model.device
         rows = model.max_texts
-        most = context.caps.max_draft_length
+        longest = context.caps.max_draft_length
         self.is_text = not pair.is_same and options.route != "tli"
-        num_drafted = min(2 * (most + 1) if self.is_text else most, model.max_length // 4)  # windows begin half full
+        num_drafted = 2 * (longest + 1) if self.is_text else longest
+        num_drafted = min(num_drafted, model.max_length // 4)  # windows begin half full
         self.num_drafted = num_drafted
-        num_tokens = max(_FEW, 2 * (most + 1))
+        num_tokens = max(_FEW, 2 * (longest + 1))
         table = pair.table()
         self.mean_length = table.mean_length
         self.texts = _texts(table, pair, model, num_drafted, is_exact=is_exact)
@@ -202,14 +204,14 @@ class DraftingStep:
         running = Running(owners.fill_(NO_REQUEST), lengths, starts)
         self.inputs = StepInputs(running, limits, numbers[:, 0].float(), numbers)
         self._is_active = numbers[:, 0] > 0
-        self.written = Written.allocate(rows, most, self._device)
+        self.written = Written.allocate(rows, longest, self._device)
         self._is_bounded = options.min_survival > 0
         self._survival = numbers[:, 0].double()
         self.figures = torch.zeros(3, rows, dtype=torch.int64, device=self._device)
 
     @property
     def num_tokens(self) -> int:
-        """T, the most tokens by which every step extends each text."""
+        """T, the maximum number of tokens by which every step extends each text."""
         return self.inputs.tokens.shape[1]
 
     def begin(self, num_rows: int) -> None:
@@ -252,7 +254,7 @@ class DraftingStep:
         return float(self._survival[:num_rows].max())
 
     def ids_per_token(self, num_rows: int) -> float:
-        """Return the most ids of a token that a text for which is drafted has on average; waits for the device."""
+        """Return the ids of a token, on average, of the active text that has most of them; waits for the device."""
         rows = slice(num_rows)
         average = self.texts.num_ids[rows] / self.texts.done[rows].clamp(min=1)
         return float(torch.where(self._is_active[rows], average, 0.0).max())
@@ -284,12 +286,12 @@ class DraftingStep:
     def _segments(self, drafted: Tensor, num_ids: Tensor) -> Segments:
         """Return the target's tokens for drafted ids [R, n]."""
         num_rows = len(drafted)
-        most = self.written.ids.shape[1]
+        length = self.written.ids.shape[1]
         is_common = self.drawing.is_common[:num_rows]
         probabilities = self.drawing.probabilities[:num_rows]
         if self._segmenter is not None:
-            return self._segmenter.find(drafted, num_ids, is_common, probabilities, most)
-        steps = torch.arange(most, device=self._device).clamp(max=self.num_drafted - 1).expand(num_rows, most)
+            return self._segmenter.find(drafted, num_ids, is_common, probabilities, length)
+        steps = torch.arange(length, device=self._device).clamp(max=self.num_drafted - 1).expand(num_rows, length)
         ids, is_fixed, found = (it.gather(1, steps) for it in (self._to_target[drafted], is_common, probabilities))
         return Segments(ids, steps, is_fixed, torch.zeros_like(is_fixed), found, num_ids.expand(num_rows))
 

@@ -31,10 +31,10 @@ class Drafted(NamedTuple):
     drafts: float
     accepted: float
 
-    def plus(self, accepted: int, most: float) -> Drafted:
+    def plus(self, accepted: int, limit: float) -> Drafted:
         """Return the counts with one more draft."""
         found = Drafted(self.drafts + 1, self.accepted + accepted)
-        return Drafted(found.drafts / 2, found.accepted / 2) if found.drafts > most else found
+        return Drafted(found.drafts / 2, found.accepted / 2) if found.drafts > limit else found
 
 
 class Gains:

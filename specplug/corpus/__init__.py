@@ -3,7 +3,8 @@
     sources      what operators have, as texts; documents: a text's tokens, and its re-tokenized prefixes
     store        adding, removing, listing and verifying, for processes that may write
     view         the store as a serving process reads it
-    tenant       one tenant's folder, whose lock lets one process at a time change it; changing: what a change writes
+    tenant       one tenant's folder, as readers and writers see it
+    changing     one change of a tenant, by the process that has its lock; adding and removing: the kinds of change
     manifest     the list of a tenant's segments; replacing it commits a change
     segment      one immutable file, mapped into memory; building makes its contents
     inspecting   full checks, and counts of what follows a context

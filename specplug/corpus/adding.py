@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from specplug.corpus.building import NewDocument, checked
-from specplug.corpus.changing import Change
+from specplug.corpus.changing import changing
 from specplug.corpus.documents import Document, Tokens
-from specplug.corpus.manifest import Manifest, SegmentEntry
+from specplug.corpus.manifest import Manifest
 from specplug.corpus.names import check_name, name_hash, shortened
-from specplug.corpus.segment import NO_TEXT, Segment
+from specplug.corpus.segment import NO_TEXT
 from specplug.corpus.tenant import Tenant
 from specplug.errors import CorpusError, SpecplugError
 
@@ -80,11 +79,11 @@ class Addition:
     def add(self, documents: Iterable[Document], *, extend: bool) -> Added:
         """Add them, all or none; see `Store.add`."""
         self._admit(self._tenant.manifest(), extend)
-        with self._tenant.changing() as change:
-            held = self._admit(change.before, extend)
+        with changing(self._tenant) as change:
+            self._admit(change.before, extend)
             if extend:
                 self._present = Present(self._tenant, change.before, self._corpus)
-            entries = change.added(self._new(documents, held, replaces=False))
+            entries = change.added(self._new(documents, change.before.tokens))
             if not entries and not self._kept:
                 raise self._nothing("nothing to add")
             if entries:
@@ -95,16 +94,16 @@ class Addition:
 
     def sync(self, documents: Iterable[Document]) -> Synced:
         """Add, replace and remove documents atomically; see `Store.sync`."""
-        with self._tenant.changing() as change:
+        with changing(self._tenant) as change:
             self._present = present = Present(self._tenant, change.before, self._corpus)
-            held = change.before.tokens - present.tokens
-            entries = change.added(self._new(documents, held, replaces=True))
+            others = change.before.tokens - present.tokens
+            entries = change.added(self._new(documents, others, replaces=True))
             if not entries and not self._kept:
                 what = "no documents to bring the corpus up to date with"
                 raise self._nothing(what, "If it is to be empty, remove it")
-            left = present.left()
+            left = present.names_left()
             if entries or left:
-                change.commit((*present.taken(change), *entries))
+                change.commit((*change.without(present.left), *entries))
         written = self._written.total()
         replaced = (left & self._written).total()
         return Synced(
@@ -123,30 +122,28 @@ class Addition:
         found = f"{self._empty} documents, all of them empty" if self._empty else "no documents"
         return CorpusError.build(what, who=self._who, found=found, remedy=remedy)
 
-    def _admit(self, manifest: Manifest, extend: bool) -> int:
-        """Check that the corpus may be added, and return the number of tokens that the tenant has."""
+    def _admit(self, manifest: Manifest, extend: bool) -> None:
         if not extend and self._corpus in manifest.corpora():
             raise CorpusError.build(
                 "a corpus of this name is there already",
                 who=self._who,
                 remedy="Remove it first, extend it (--extend), or bring it up to date by `specplug corpus sync`",
             )
-        return manifest.tokens
 
-    def _check_size(self, held: int) -> None:
-        if self._max_tokens is not None and held + self._tokens > self._max_tokens:
+    def _check_size(self, present: int) -> None:
+        if self._max_tokens is not None and present + self._tokens > self._max_tokens:
             raise CorpusError.build(
                 "too much text for one tenant",
                 who=self._who,
-                found=f"{self._tokens} tokens or more beside {held} that it has",
+                found=f"{self._tokens} tokens or more beside {present} that it has",
                 expected=f"max_tokens {self._max_tokens} at most",
                 remedy="Remove corpora, or raise corpora.max_tokens",
             )
 
-    def _new(self, documents: Iterable[Document], held: int, *, replaces: bool) -> Iterator[NewDocument]:
+    def _new(self, documents: Iterable[Document], present: int, *, replaces: bool = False) -> Iterator[NewDocument]:
         """Yield the documents that the corpus does not have yet with identical content.
 
-        The tenant has `held` tokens; if the documents replace the corpus's, its own are not among these.
+        The tenant has `present` tokens; if the documents replace the corpus's, its own are not among these.
         """
         for document in documents:
             texts = checked(document, self._tenant.tokenizer.vocab_size)
@@ -158,7 +155,7 @@ class Addition:
                 self._written[name_hash(document.name.encode())] += 1
                 self._tokens += len(texts[0])
                 self._same_name += self._present is not None and self._present.has(document.name)
-                self._check_size(held + self._kept_tokens if replaces else held)
+                self._check_size(present + self._kept_tokens * replaces)
             else:
                 self._kept += 1
                 self._kept_tokens += len(texts[0])
@@ -169,24 +166,27 @@ class Addition:
 
 
 class Present:
-    """The documents of a corpus.  Each can be taken once, so two identical documents match two of the new ones."""
+    """The documents of a corpus.  Each can be taken once, so two identical documents match two of the new ones.
+
+    Attributes:
+        left: [d] bool of each segment, true for the corpus's documents that were not taken.
+        tokens: tokens of the corpus.
+    """
 
     def __init__(self, tenant: Tenant, manifest: Manifest, corpus: str) -> None:
-        self._tenant = tenant
         self._corpus = corpus
         self._segments = {entry: tenant.open(entry) for entry in manifest.segments if entry.has(corpus)}
-        self._left = {entry: self._of_corpus(segment) for entry, segment in self._segments.items()}
-        self.tokens = sum(int(self._segments[entry].lengths[own].sum()) for entry, own in self._left.items())
+        self.left = {entry: it.corpus_of == it.corpora.index(corpus) for entry, it in self._segments.items()}
+        self.tokens = sum(int(self._segments[entry].lengths[own].sum()) for entry, own in self.left.items())
 
     def take(self, name: str, texts: Sequence[Tokens]) -> bool:
         """Take a document with this name and these texts if there is one left; return whether there was."""
         wanted = np.concatenate([part for text in texts for part in (text, _BARRIER)])
         for entry, segment in self._segments.items():
-            left = self._left[entry]
             for index in segment.find(name, self._corpus):
                 found = segment.text[segment.starts[index] : segment.starts[index + 1]]
-                if left[index] and np.array_equal(found, wanted):
-                    left[index] = False
+                if self.left[entry][index] and np.array_equal(found, wanted):
+                    self.left[entry][index] = False
                     return True
         return False
 
@@ -194,22 +194,10 @@ class Present:
         """Return whether the corpus has a document of this name."""
         return any(segment.find(name, self._corpus) for segment in self._segments.values())
 
-    def left(self) -> Counter[int]:
+    def names_left(self) -> Counter[int]:
         """Return the hashes of the names of the documents that were not taken."""
         return Counter(
             name_hash(self._segments[entry].name_bytes(int(index)))
-            for entry, left in self._left.items()
+            for entry, left in self.left.items()
             for index in np.flatnonzero(left)
         )
-
-    def taken(self, change: Change) -> list[SegmentEntry]:
-        """Return the tenant's segments without the documents that were not taken."""
-        entries = list[SegmentEntry]()
-        for entry in change.before.segments:
-            left = self._left.get(entry)
-            entries += [entry] if left is None or not left.any() else change.kept(self._tenant.checked(entry), ~left)
-        return entries
-
-    def _of_corpus(self, segment: Segment) -> npt.NDArray[np.bool_]:
-        """Return [d] bool, true for documents of the corpus."""
-        return np.asarray(segment.corpus_of == segment.corpora.index(self._corpus))

@@ -25,7 +25,7 @@ def checked(document: Document, vocab_size: int) -> list[Tokens]:
     Raises:
         CorpusError: its name is invalid, or a text is not a one-dimensional array of token ids below `vocab_size`.
     """
-    check_name("document", document.name, most=MAX_DOCUMENT_NAME)
+    check_name("document", document.name, max_length=MAX_DOCUMENT_NAME)
     texts = []
     for ids in (document.token_ids, *document.prefixes):
         text = np.asarray(ids)
@@ -45,9 +45,9 @@ def checked(document: Document, vocab_size: int) -> list[Tokens]:
 def _wrong(text: npt.NDArray[np.generic], vocab_size: int) -> str | None:
     if text.ndim != 1 or text.dtype.kind not in "iu":
         return f"shape {text.shape} of {text.dtype}"
-    least = int(text.min())
-    most = int(text.max())
-    return f"id {least if least < 0 else most}" if least < 0 or most >= vocab_size else None
+    smallest = int(text.min())
+    largest = int(text.max())
+    return f"id {smallest if smallest < 0 else largest}" if smallest < 0 or largest >= vocab_size else None
 
 
 def load_sorting() -> None:

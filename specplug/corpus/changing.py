@@ -9,21 +9,23 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from specplug.corpus.building import Builder, NewDocument, documents_of, remaining
+from specplug.corpus.files import check_folder, fsync_folder, locked, make_folder, os_errors_named
 from specplug.corpus.manifest import Manifest, SegmentEntry, commit
 from specplug.corpus.names import shortened
 from specplug.corpus.sealed import torn
-from specplug.corpus.segment import SEGMENT_ENDING, SEGMENT_FORMAT, Sections, Segment, check_sections, write_segment
+from specplug.corpus.segment import SEGMENT_ENDING, SEGMENT_FORMAT, Sections, Segment, write_segment
+from specplug.corpus.tenant import Tenant, check_corpus
 from specplug.errors import CorpusError, describe
-from specplug.text.fingerprint import Fingerprint
+
+LOCK_FILE = "lock"
 
 RATIO = 3
 """The least ratio of the lengths of two neighbours; any less, and they are merged."""
@@ -36,14 +38,13 @@ class Change:
     """A change of one tenant by the holder of its lock; what is not committed leaves nothing.
 
     Attributes:
+        tenant: the tenant.
         before: the manifest that it replaces.
     """
 
-    def __init__(self, folder: Path, before: Manifest, tokenizer: Fingerprint, segment_tokens: int) -> None:
+    def __init__(self, tenant: Tenant, before: Manifest) -> None:
+        self.tenant = tenant
         self.before = before
-        self._folder = folder
-        self._tokenizer = tokenizer
-        self._segment_tokens = segment_tokens
         self._identity = secrets.token_hex(8)
         self._count = 0
 
@@ -55,44 +56,54 @@ class Change:
         """
         entries = []
         builder = Builder()
+        limit = self.tenant.segment_tokens
         for document in documents:
             size = sum(map(len, document.texts)) + len(document.texts)
-            if size + 1 > self._segment_tokens:
+            if size + 1 > limit:
                 raise CorpusError.build(
                     "a document is too large",
                     who=f"document {shortened(document.name.decode(errors='replace'))}",
                     found=f"{size} tokens with its re-tokenized prefixes",
-                    expected=f"fewer than {self._segment_tokens}",
+                    expected=f"fewer than {limit}",
                     remedy="Split it",
                 )
-            if builder.size + size > self._segment_tokens:
+            if builder.size + size > limit:
                 entries.append(self._written(builder.sections(), builder.corpora))
                 builder = Builder()
             builder.append(*document)
         return [*entries, self._written(builder.sections(), builder.corpora)] if len(builder) else entries
 
-    def kept(self, segment: Segment, kept: npt.NDArray[np.bool_]) -> list[SegmentEntry]:
-        """Write a checked segment's documents `kept`, [d] bool, as a new one, if there are any; raises CorpusError."""
-        if not kept.any():
-            return []
-        try:
-            return [self._written(*remaining(segment, kept))]
-        except (IndexError, ValueError) as error:  # a place or a name that leads out of the file
-            raise torn(segment.path, SEGMENT_FORMAT, describe(error)) from error
+    def without(self, gone: Mapping[SegmentEntry, npt.NDArray[np.bool_]]) -> list[SegmentEntry]:
+        """Return the tenant's segments without some documents, [d] bool of each segment; they are written anew.
+
+        Raises:
+            CorpusError: one of these segments is damaged, or could not be written.
+        """
+        entries = list[SegmentEntry]()
+        for entry in self.before.segments:
+            if entry not in gone or not gone[entry].any():
+                entries.append(entry)
+                continue
+            segment = self.tenant.checked(entry)
+            if not gone[entry].all():
+                try:
+                    entries.append(self._written(*remaining(segment, ~gone[entry])))
+                except (IndexError, ValueError) as error:  # a place or a name that leads out of the file
+                    raise torn(segment.path, SEGMENT_FORMAT, describe(error)) from error
+        return entries
 
     def commit(self, entries: Iterable[SegmentEntry]) -> Manifest:
         """Merge small neighbours among segments, and let these be the tenant's; return the new manifest."""
-        return commit(self._folder, self.before, self._merged(list(entries)))
+        return commit(self.tenant.folder, self.before, self._merged(list(entries)))
 
     def _merged(self, entries: list[SegmentEntry]) -> list[SegmentEntry]:
         """Merge neighbours as far as it goes: neither a damaged one nor a full disk keeps a change from being made."""
         damaged = set[SegmentEntry]()
-        while (run := choose(entries, self._segment_tokens, damaged)) is not None:
+        while (run := choose(entries, self.tenant.segment_tokens, damaged)) is not None:
             segments = list[Segment]()
             for entry in entries[run]:
                 try:
-                    segments.append(opened_entry(self._folder, entry, self._tokenizer))
-                    check_sections(segments[-1])
+                    segments.append(self.tenant.checked(entry))
                 except CorpusError:
                     damaged.add(entry)
             if not damaged.isdisjoint(entries[run]):
@@ -104,10 +115,43 @@ class Change:
         return entries
 
     def _written(self, sections: Sections, corpora: Sequence[str]) -> SegmentEntry:
-        path = self._folder / f"{self._identity}-{self._count}{SEGMENT_ENDING}"
+        path = self.tenant.folder / f"{self._identity}-{self._count}{SEGMENT_ENDING}"
         self._count += 1
-        write_segment(path, sections, corpora, self._tokenizer)
+        write_segment(path, sections, corpora, self.tenant.tokenizer)
         return SegmentEntry.of(Segment(path))
+
+
+@contextmanager
+def changing(tenant: Tenant, corpus: str | None = None) -> Iterator[Change]:
+    """Lock a tenant for one change.
+
+    Args:
+        tenant: the tenant.
+        corpus: the existing corpus that is changed; without it, the tenant is created if it does not exist.
+
+    Raises:
+        CorpusError: the lock took too long to get, or there is no such corpus; then no lock is created.
+    """
+    folder = tenant.folder
+    if corpus is not None:
+        check_corpus(tenant.manifest(), corpus)
+    else:
+        with os_errors_named(folder):
+            if not os.path.lexists(folder):
+                make_folder(folder.parent)
+                make_folder(folder)
+                fsync_folder(folder.parent)
+            check_folder(folder)
+    with locked(folder / LOCK_FILE, tenant.lock_seconds):
+        manifest = tenant.manifest()
+        if corpus is not None:
+            check_corpus(manifest, corpus)
+        if not manifest.generation:
+            manifest = commit(folder, manifest, ())  # it comes before the first segment
+        try:
+            yield Change(tenant, manifest)
+        finally:
+            clean(tenant)
 
 
 def choose(
@@ -133,27 +177,11 @@ def choose(
     return None
 
 
-def opened_entry(
-    folder: Path, entry: SegmentEntry, tokenizer: Fingerprint | None, *, readahead: bool = False
-) -> Segment:
-    """Open the segment that a manifest names; raises CorpusError also if it does not match the manifest."""
-    segment = Segment(folder / entry.file, tokenizer, readahead=readahead)
-    same = (len(segment), segment.size, segment.text.size) == (entry.documents, entry.size, entry.text)
-    if not same or {part.corpus for part in entry.parts} != set(segment.corpora):
-        raise CorpusError.build(
-            "a segment is not the one that its manifest means",
-            who=str(segment.path),
-            found=f"{len(segment)} documents, {segment.size} bytes",
-            expected=f"{entry.documents} documents, {entry.size} bytes",
-        )
-    return segment
-
-
-def clean(folder: Path, named: Callable[[], set[str]]) -> None:
-    """Delete segments that no manifest names: merged ones, and those of killed writers.  Call with the lock held."""
+def clean(tenant: Tenant) -> None:
+    """Delete segments that no manifest names: merged ones, and those of killed writers.  Needs the tenant's lock."""
     with suppress(OSError, CorpusError):  # a manifest that cannot be read may name them
-        files = named()
-        for name in os.listdir(folder):
+        files = tenant.manifest().files()
+        for name in os.listdir(tenant.folder):
             if _OWN_FILE.fullmatch(name) and name not in files:
                 with suppress(OSError):
-                    (folder / name).unlink()
+                    (tenant.folder / name).unlink()

@@ -169,7 +169,7 @@ def pieces(data: Bytes) -> Iterator[memoryview]:
 
 
 @contextmanager
-def held(path: Path, seconds: float) -> Iterator[None]:
+def locked(path: Path, seconds: float) -> Iterator[None]:
     """Hold a lock file exclusively, among processes and threads; the system releases it if the holder dies.
 
     Raises:

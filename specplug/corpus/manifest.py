@@ -125,15 +125,13 @@ def load(folder: Path, tenant: str | None = None) -> Manifest:
         CorpusError: the manifest cannot be read, is torn or missing, or has a different format, version or tenant.
     """
     path = folder / MANIFEST_FILE
+    has_segments = any(folder.glob(f"*{SEGMENT_ENDING}"))  # the manifest is written before the first one
     try:
         check_folder(folder)
-        try:
-            data, changed = read_file(path)
-        except FileNotFoundError:
-            if not any(folder.glob(f"*{SEGMENT_ENDING}")):
-                return Manifest(tenant or "")
-            data, changed = read_file(path)  # a tenant's manifest is written before its first segment
+        data, changed = read_file(path)
     except FileNotFoundError as error:
+        if not has_segments:
+            return Manifest(tenant or "")
         remedy = "Restore it, or delete the folder and add its corpora anew"
         what = "the manifest is missing, though segments are there"
         raise CorpusError.build(what, who=str(folder), remedy=remedy) from error
@@ -147,17 +145,20 @@ def load(folder: Path, tenant: str | None = None) -> Manifest:
 
 
 def commit(folder: Path, before: Manifest, entries: Iterable[SegmentEntry]) -> Manifest:
-    """Replace the manifest `before` by one with these entries; return it.  Call with the lock held.
+    """Replace the manifest `before` by one with these entries; return it.  Call within the tenant's lock.
 
     Raises:
         CorpusError: it could not be written; `before` is still in place.
     """
     path = folder / MANIFEST_FILE
-    old = (folder / MANIFEST_FILE).with_suffix(_BEFORE_ENDING)
+    old = path.with_suffix(_BEFORE_ENDING)  # a second name, from which to restore it if the folder cannot be fsynced
     manifest = replace(before, generation=before.generation + 1, segments=tuple(entries))
     with os_errors_named(path):
         fsync_folder(folder)  # the segments' names must be durable before the manifest's
-        _set_aside(path, old)
+        with suppress(FileNotFoundError):
+            old.unlink()
+        with suppress(OSError):  # no manifest yet, or a file system without links: then it cannot be restored
+            os.link(path, old)
         try:
             data = sealed(lambda head: {**head, **_MANIFEST.dump_python(manifest)}, MANIFEST_FORMAT)
             write_file(path, [data], newer_than=before.changed)
@@ -170,11 +171,3 @@ def commit(folder: Path, before: Manifest, entries: Iterable[SegmentEntry]) -> M
             with suppress(OSError):
                 old.unlink()
     return manifest
-
-
-def _set_aside(path: Path, old: Path) -> None:
-    """Give the manifest a second name, from which to restore it if the folder cannot be fsynced."""
-    with suppress(FileNotFoundError):
-        old.unlink()
-    with suppress(OSError):  # no manifest yet, or a file system without links: then it cannot be restored
-        os.link(path, old)

@@ -11,10 +11,10 @@ from itertools import islice
 from specplug.errors import CorpusError, SpecplugError, suggest
 
 MAX_NAME = 256
-"""The most characters of a tenant's or corpus's name."""
+"""The maximum number of characters of a tenant's or corpus's name."""
 
 MAX_DOCUMENT_NAME = 1024
-"""The most characters of a document's name, which is often a path or an address."""
+"""The maximum number of characters of a document's name, which is often a path or an address."""
 
 _PLAIN = frozenset((string.ascii_lowercase + string.digits + "_-").encode())
 _LONGEST = 200  # bytes; file systems take 255
@@ -23,16 +23,16 @@ _LOOKED_AT = 2000
 _SHOWN = 20
 
 
-def check_name(kind: str, name: object, *, most: int = MAX_NAME, empty: bool = False) -> str:
-    """Return the name of a tenant, corpus or document if it has 1 (or 0 with `empty`) to `most` characters.
+def check_name(kind: str, name: object, *, max_length: int = MAX_NAME, empty: bool = False) -> str:
+    """Return the name of a tenant, corpus or document if it has 1 (or 0 with `empty`) to `max_length` characters.
 
     Raises:
         CorpusError: it is not a string, too long or empty, has control characters, or is not valid Unicode.
     """
     if not isinstance(name, str):
         raise _refused(kind, f"{type(name).__name__}", "a string")
-    if len(name) > most or not (name or empty):
-        raise _refused(kind, f"{len(name)} characters: {shortened(name)}", f"{0 if empty else 1} to {most}")
+    if len(name) > max_length or not (name or empty):
+        raise _refused(kind, f"{len(name)} characters: {shortened(name)}", f"{0 if empty else 1} to {max_length}")
     for place, character in enumerate(name):
         category = unicodedata.category(character)
         if category in ("Cc", "Cs", "Zl", "Zp"):

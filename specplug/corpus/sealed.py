@@ -15,8 +15,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from specplug.corpus.files import checksum
 from specplug.corpus.names import check_name
-from specplug.errors import CorpusError, SpecplugError, describe
-from specplug.settings.mistakes import shown
+from specplug.errors import CorpusError, SpecplugError, describe, quote
 
 T = TypeVar("T")
 
@@ -90,7 +89,7 @@ def parsed(adapter: TypeAdapter[T], content: Any, path: Path, kind: str) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "all of it"
-        raise torn(path, kind, f"{where}: {first['msg']}, not {shown(first['input'])}") from error
+        raise torn(path, kind, f"{where}: {first['msg']}, not {quote(first['input'])}") from error
 
 
 def torn(path: Path, kind: str, found: str) -> SpecplugError:

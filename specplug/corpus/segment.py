@@ -18,8 +18,7 @@ from specplug.corpus.documents import Tokens
 from specplug.corpus.files import PIECE, checksum, open_file, write_file
 from specplug.corpus.names import name_hash
 from specplug.corpus.sealed import CorpusName, Offset, String, opened, parsed, sealed, torn
-from specplug.errors import CorpusError, describe
-from specplug.settings.mistakes import shown
+from specplug.errors import CorpusError, describe, quote
 from specplug.text.fingerprint import Fingerprint
 
 SEGMENT_FORMAT = "specplug corpus segment"
@@ -64,9 +63,9 @@ DTYPES = {"I64": "<i8", "U64": "<u8", "I32": "<i4", "U8": "|u1"}
 Sections = Mapping[str, npt.NDArray[np.generic]]
 
 _ALIGNED = 64
-_HEADER_MOST = 100_000_000  # safetensors does not read longer ones
+_MAX_HEADER = 100_000_000  # safetensors does not read longer ones
 _METADATA = "__metadata__"
-_LOOKED_AT = 1 << 11  # documents at a time: their arrays are small, so that opening takes little memory
+_DOCUMENTS = 1 << 11  # checked at a time: their arrays are small, so that opening takes little memory
 
 
 class _Section(NamedTuple):
@@ -82,6 +81,17 @@ _STRINGS = TypeAdapter(dict[str, String])
 _CORPORA: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[CorpusName, ...])
 
 
+def _layout(sizes: Mapping[str, int]) -> dict[str, _Section]:
+    """Return the header's description of sections of these sizes."""
+    found = {}
+    end = 0
+    for name, kind in SECTIONS.items():
+        start = end
+        end += sizes[name] * np.dtype(DTYPES[kind]).itemsize
+        found[name] = _Section(kind, (sizes[name],), (start, end))
+    return found
+
+
 def write_segment(path: Path, sections: Sections, corpora: Sequence[str], tokenizer: Fingerprint) -> int:
     """Write a segment and fsync it; return the file's size in bytes.
 
@@ -92,16 +102,8 @@ def write_segment(path: Path, sections: Sections, corpora: Sequence[str], tokeni
     about = {f"checksum {name}": checksum(array) for name, array in arrays.items()}
     about |= {"tokenizer": tokenizer.digest, "tokenizer_name": tokenizer.name, "corpora": json.dumps(list(corpora))}
 
-    def header(head: Mapping[str, Any]) -> dict[str, Any]:
-        content: dict[str, Any] = {_METADATA: {**head, **about}}
-        start = 0
-        for name, array in arrays.items():
-            offsets = [start, start + array.nbytes]
-            content[name] = {"dtype": SECTIONS[name], "shape": [array.size], "data_offsets": offsets}
-            start += array.nbytes
-        return content
-
-    head = sealed(header, SEGMENT_FORMAT, align=_ALIGNED, after=8)
+    described = {name: it._asdict() for name, it in _layout({name: it.size for name, it in arrays.items()}).items()}
+    head = sealed(lambda head: {_METADATA: {**head, **about}, **described}, SEGMENT_FORMAT, align=_ALIGNED, after=8)
     return write_file(path, [len(head).to_bytes(8, "little"), head, *arrays.values()], read_only=True)
 
 
@@ -181,31 +183,30 @@ class Segment:
     def _open(self, handle: int, tokenizer: Fingerprint | None) -> None:
         self.size = os.fstat(handle).st_size
         start = int.from_bytes(os.pread(handle, 8, 0), "little") + 8
-        if not 8 < start <= min(self.size, _HEADER_MOST):
+        if not 8 < start <= min(self.size, _MAX_HEADER):
             raise torn(self.path, SEGMENT_FORMAT, f"{self.size} bytes with a header of {start - 8}")
         if start % 8:
             raise torn(self.path, SEGMENT_FORMAT, f"arrays that begin at byte {start}")
         content = opened(os.pread(handle, start - 8, 8), SEGMENT_FORMAT, self.path, within=_METADATA)
         metadata = parsed(_STRINGS, content.pop(_METADATA), self.path, SEGMENT_FORMAT)
         sections = parsed(_SECTIONS, content, self.path, SEGMENT_FORMAT)
-        self._map(mmap.mmap(handle, 0, access=mmap.ACCESS_READ), start, sections)
+        self._map(handle, start, sections)
         self._describe(metadata, tokenizer)
-        if fault := self._wrong_size():
+        if fault := self._fault():
             raise torn(self.path, SEGMENT_FORMAT, fault)
 
-    def _map(self, mapped: mmap.mmap, start: int, sections: Mapping[str, _Section]) -> None:
-        end = start
-        for name, kind in SECTIONS.items():
-            if name not in sections:
-                raise torn(self.path, SEGMENT_FORMAT, f"no section {name!r}")
-            dtype, (size,), (first, last) = sections[name]
-            fits = dtype == kind and start + first == end and last <= self.size - start
-            if not fits or size * np.dtype(DTYPES[kind]).itemsize != last - first:
-                raise torn(self.path, SEGMENT_FORMAT, f"a misplaced section {name!r}")
-            setattr(self, name, np.frombuffer(mapped, DTYPES[kind], size, start + first))
-            end = start + last
+    def _map(self, handle: int, start: int, sections: Mapping[str, _Section]) -> None:
+        if missing := [name for name in SECTIONS if name not in sections]:
+            raise torn(self.path, SEGMENT_FORMAT, f"no section {missing[0]!r}")
+        expected = _layout({name: sections[name].shape[0] for name in SECTIONS})
+        if wrong := [name for name in SECTIONS if sections[name] != expected[name]]:
+            raise torn(self.path, SEGMENT_FORMAT, f"a misplaced section {wrong[0]!r}")
+        end = start + expected[[*SECTIONS][-1]].data_offsets[1]
         if end != self.size:
             raise torn(self.path, SEGMENT_FORMAT, f"{self.size} bytes instead of {end}")
+        mapped = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+        for name, (kind, (size,), (first, _)) in expected.items():
+            setattr(self, name, np.frombuffer(mapped, DTYPES[kind], size, start + first))
 
     def _describe(self, metadata: Mapping[str, str], tokenizer: Fingerprint | None) -> None:
         try:
@@ -221,12 +222,15 @@ class Segment:
             raise CorpusError.build(
                 "a segment of another tokenizer",
                 who=str(self.path),
-                found=f"{shown(name)} ({digest[:64]})",
+                found=f"{quote(name)} ({digest[:64]})",
                 expected=f"{tokenizer.name!r} ({tokenizer.digest})",
             )
 
-    def _wrong_size(self) -> str | None:
-        """Return an inconsistency of the arrays' sizes that is visible without reading them; None if there is none."""
+    def _fault(self) -> str | None:
+        """Return what is wrong with the arrays' sizes, or with a number that would lead out of the file.
+
+        Other numbers are clamped where they are used.  Reads about 36 bytes of each document, and no text.
+        """
         d = self.lengths.size
         n = self.text.size
         sizes = [self.starts.size - 1, self.name_ends.size, self.name_hashes.size, self.corpus_of.size]
@@ -238,33 +242,30 @@ class Segment:
             return f"a text from {self.text[0]} to {self.text[-1]}"
         if (self.starts[0], self.starts[-1], self.name_ends[-1]) != (1, n, self.names.size):
             return "documents that do not fill the text"
-        return self._wrong_number()
+        return next(filter(None, map(self._fault_from, range(0, d, _DOCUMENTS))), None)
 
-    def _wrong_number(self) -> str | None:
-        """Return a description of per-document numbers that point outside the file; None if there are none.
+    def _fault_from(self, at: int) -> str | None:
+        """Return what is wrong with the numbers of the next `_DOCUMENTS` documents from one on."""
+        end = min(at + _DOCUMENTS, len(self))
+        starts = self.starts[at : end + 1]
+        ends = self.name_ends[max(at - 1, 0) : end]
+        room = np.diff(starts) - self.lengths[at:end]
+        checks = {
+            "documents or names that begin elsewhere than in the file": (
+                _within(starts, 1, self.text.size + 1) and _within(ends, 1, self.names.size + 1)
+            ),
+            "documents that are empty, out of order, or longer than their place": (
+                _within(self.lengths[at:end], 1, self.text.size) and room.min() > 0
+            ),
+            "names that are empty or out of order": (np.diff(ends) > 0).all(),
+            "documents of no corpus": _within(self.corpus_of[at:end], 0, len(self.corpora)),
+            "names of no document": _within(self.name_order[at:end], 0, len(self)),
+        }
+        return next((fault for fault, is_right in checks.items() if not is_right), None)
 
-        Other numbers are clamped where they are used.  Reads about 36 bytes of each document, and no text.
-        """
-        n = self.text.size
-        names = self.names.size
-        for at in range(0, len(self), _LOOKED_AT):
-            end = min(at + _LOOKED_AT, len(self))
-            starts = self.starts[at : end + 1]
-            ends = self.name_ends[max(at - 1, 0) : end]
-            if starts.min() < 1 or starts.max() > n or ends.min() < 1 or ends.max() > names:
-                return "documents or names that begin elsewhere than in the file"
-            lengths = self.lengths[at:end]
-            if lengths.min() < 1 or (lengths >= np.diff(starts)).any():
-                return "documents that are empty, out of order, or longer than their place"
-            if (np.diff(ends) < 1).any():
-                return "names that are empty or out of order"
-            owners = self.corpus_of[at:end]
-            order = self.name_order[at:end]
-            if owners.min() < 0 or owners.max() >= len(self.corpora):
-                return "documents of no corpus"
-            if order.min() < 0 or order.max() >= len(self):
-                return "names of no document"
-        return None
+
+def _within(numbers: npt.NDArray[Any], least: int, end: int) -> bool:
+    return bool(numbers.min() >= least and numbers.max() < end)
 
 
 def _readahead(handle: int, size: int) -> None:

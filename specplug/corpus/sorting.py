@@ -6,8 +6,8 @@ another text are adjacent, with the longest matches nearest to that text's inser
 reversed text (U. Manber and G. Myers, 1990), cut to `cap` tokens.  It takes 4 bytes per token in addition to the text's
 4.
 
-The sort is a counting sort by last token, then a multikey quicksort (J. Bentley and R. Sedgewick, 1997) that keeps the
-tokens to compare in adjacent memory.  `plainly_sorted` of tests/corpus/test_sorting.py is the reference.
+The sort is a counting sort by last token, then one by the token before it for each group whose keys are still equal.
+`plainly_sorted` of tests/corpus/test_sorting.py is the reference.
 
 Numba compiles it once, and keeps the code in `NUMBA_CACHE_DIR`, or else in the user's cache directory.
 """
@@ -29,7 +29,7 @@ from specplug.corpus.segment import NO_TEXT
 KEY_TOKENS = 64
 """Default number of tokens of a key; longer matches count as this long."""
 
-_FEW = 12
+_FEW = 16
 """Up to this many places are sorted by insertion."""
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specplug"
@@ -52,11 +52,11 @@ def compiled(function: Any) -> Any:
 def sorted_places(text: Tokens, cap: int = KEY_TOKENS) -> npt.NDArray[np.int32]:
     """Return the places of a text that are between two tokens, sorted by key, then by place.
 
-    Uses 12 bytes per token temporarily, or 24 if ids are larger than n.  Other threads can run meanwhile.
+    Uses up to 16 bytes per token temporarily, or 24 if ids are larger than n.  Other threads can run meanwhile.
 
     Args:
         text: [n] int32; tokens below 0 are not text.  The first and the last token are such tokens.
-        cap: the most tokens of a key.
+        cap: the maximum number of tokens of a key.
 
     Returns:
         [m] int32 with m < n.
@@ -70,7 +70,8 @@ def sorted_places(text: Tokens, cap: int = KEY_TOKENS) -> npt.NDArray[np.int32]:
         text = _compacted(text)
     places: npt.NDArray[np.int32]
     places, ends = _by_last_token(text, int(text.max()) + 1)
-    _sort_groups(text, places, ends, cap)
+    if cap > 1:
+        _sort_groups(text, places, ends, cap)
     return places
 
 
@@ -99,106 +100,47 @@ def _by_last_token(text: Any, vocab_size: int) -> Any:
 
 @compiled
 def _sort_groups(text: Any, places: Any, ends: Any, cap: int) -> None:
-    keys = np.empty(places.size, np.int32)
-    spare = np.empty((64, 4), np.int64)
     begin = 0
-    for token in range(ends.size):
-        if ends[token] - begin > 1:
-            spare = _sort(text, places, keys, begin, ends[token], cap, spare)
-        begin = ends[token]
+    for end in ends:
+        _sort(text, places[begin:end], cap)
+        begin = end
 
 
 @compiled
-def _sort(text: Any, places: Any, keys: Any, begin: int, end: int, cap: int, stack: Any) -> Any:
-    """Sort places `begin` to `end`, whose keys agree in one token; return `stack`, which may have grown."""
-    stack[0, 0] = begin
-    stack[0, 1] = end
-    stack[0, 2] = 1
-    stack[0, 3] = 0
-    waiting = 1
-    random = np.uint64(begin + 1)
+def _sort(text: Any, places: Any, cap: int) -> None:
+    """Sort ascending places whose keys agree in one token; equal keys stay in their order."""
+    waiting = [(0, places.size, 1)]
     while waiting:
-        waiting -= 1
-        low, high, depth, has_keys = stack[waiting]
-        if depth >= cap:
-            places[low:high].sort()
-            continue
+        low, high, depth = waiting.pop()
+        group = places[low:high]
         if high - low <= _FEW:
-            _insert_each(text, places, low, high, depth, cap)
+            _insert_each(text, group, depth, cap)
             continue
-        if not has_keys:
-            for k in range(low, high):
-                keys[k] = text[places[k] - 1 - depth]
-        random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-        pivot = _median(keys, low, high, random)
-        left, right = _part(places, keys, low, high, pivot)
-        if waiting + 3 > len(stack):
-            larger = np.empty((2 * len(stack), 4), np.int64)
-            larger[:waiting] = stack[:waiting]
-            stack = larger
-        if pivot < 0:
-            places[left:right].sort()  # the rest of these keys is equal
-        else:
-            waiting = _push(stack, waiting, left, right, depth + 1, 0)
-        first = (low, left)
-        second = (right, high)
-        if left - low < high - right:
-            first, second = second, first
-        waiting = _push(stack, waiting, first[0], first[1], depth, 1)  # the smaller one is done first: a short stack
-        waiting = _push(stack, waiting, second[0], second[1], depth, 1)
-    return stack
+        keys = np.empty(high - low, np.int64)
+        differ = False
+        for k in range(high - low):
+            token = np.int64(text[group[k] - 1 - depth])
+            keys[k] = token << 32 | k
+            differ = differ or token != keys[0] >> 32
+        if differ:
+            keys.sort()
+            before = group.copy()
+            for k in range(high - low):
+                group[k] = before[keys[k] & 0xFFFFFFFF]
+        first = 0
+        for end in range(1, high - low + 1):
+            if end == high - low or keys[end] >> 32 != keys[first] >> 32:
+                if end - first > 1 and keys[first] >= 0 and depth + 1 < cap:
+                    waiting.append((low + first, low + end, depth + 1))
+                first = end
 
 
 @compiled
-def _push(stack: Any, waiting: int, low: int, high: int, depth: int, has_keys: int) -> int:
-    if high - low < 2:
-        return waiting
-    stack[waiting, 0] = low
-    stack[waiting, 1] = high
-    stack[waiting, 2] = depth
-    stack[waiting, 3] = has_keys
-    return waiting + 1
-
-
-@compiled
-def _median(keys: Any, low: int, high: int, random: Any) -> int:
-    size = np.uint64(high - low)
-    a = keys[low + np.int64((random >> np.uint64(33)) % size)]
-    b = keys[low + np.int64((random >> np.uint64(13)) % size)]
-    c = keys[low + np.int64((random >> np.uint64(23)) % size)]
-    return max(min(a, b), min(max(a, b), c))  # type: ignore[no-any-return]
-
-
-@compiled
-def _part(places: Any, keys: Any, low: int, high: int, pivot: int) -> Any:
-    """Move keys below the pivot to the left and those above to the right; return the bounds of the equal ones."""
-    left = low
-    at = low
-    right = high
-    while at < right:
-        key = keys[at]
-        if key < pivot:
-            keys[at] = keys[left]
-            keys[left] = key
-            places[at], places[left] = places[left], places[at]
-            left += 1
-            at += 1
-        elif key > pivot:
-            right -= 1
-            keys[at] = keys[right]
-            keys[right] = key
-            places[at], places[right] = places[right], places[at]
-        else:
-            at += 1
-    return left, right
-
-
-@compiled
-def _insert_each(text: Any, places: Any, low: int, high: int, depth: int, cap: int) -> None:
-    for k in range(low + 1, high):
+def _insert_each(text: Any, places: Any, depth: int, cap: int) -> None:
+    for k in range(1, places.size):
         place = places[k]
         at = k
-        while at > low and _is_below(text, place, places[at - 1], depth, cap):
+        while at > 0 and _is_below(text, place, places[at - 1], depth, cap):
             places[at] = places[at - 1]
             at -= 1
         places[at] = place

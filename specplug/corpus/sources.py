@@ -237,7 +237,7 @@ def _path_name(path: Path) -> str:
 
 
 def _checked(name: str) -> str:
-    return check_name("document", name, most=MAX_DOCUMENT_NAME)
+    return check_name("document", name, max_length=MAX_DOCUMENT_NAME)
 
 
 def _decoded(data: bytes) -> str:

@@ -20,13 +20,15 @@ from typing import TypeAlias, TypeVar
 from pydantic import TypeAdapter
 
 from specplug.corpus.adding import Added, Addition, Progress, Synced
+from specplug.corpus.changing import LOCK_FILE
 from specplug.corpus.documents import Document, Tokens
-from specplug.corpus.files import fsync_folder, held, make_folder, os_errors_named, read_file, write_file
+from specplug.corpus.files import fsync_folder, locked, make_folder, os_errors_named, read_file, write_file
 from specplug.corpus.inspecting import Problem, problems_with
 from specplug.corpus.manifest import MANIFEST_FILE, SegmentEntry
 from specplug.corpus.names import check_name, folder_name
+from specplug.corpus.removing import Removed, remove_corpus, remove_documents
 from specplug.corpus.sealed import MOST_SEGMENT_TOKENS, opened, parsed, sealed
-from specplug.corpus.tenant import LOCK_FILE, TENANTS, CorpusInfo, Removed, Tenant, folders
+from specplug.corpus.tenant import TENANTS, CorpusInfo, Tenant, folders
 from specplug.errors import CorpusError, SpecplugError
 from specplug.text.fingerprint import Fingerprint
 
@@ -34,7 +36,7 @@ STORE_FORMAT = "specplug corpus store"
 STORE_FILE = "store.json"
 
 SEGMENT_TOKENS = 64 << 20
-"""The most text of one segment, in tokens; building one takes about 16 bytes of memory per token."""
+"""The maximum text of one segment, in tokens; building one takes about 16 bytes of memory per token."""
 
 LOCK_SECONDS = 60.0
 """Seconds to wait for another process that changes the same tenant."""
@@ -72,7 +74,7 @@ class Store:
 
         Args:
             root: its folder.
-            segment_tokens: the most text of one segment, and so of one document; building takes 16 bytes per token.
+            segment_tokens: the maximum text of one segment, and so of one document; building takes 16 bytes per token.
             lock_seconds: how long to wait for another process that changes the same tenant.
 
         Raises:
@@ -121,7 +123,7 @@ class Store:
             documents: consumed one at a time; documents without tokens are skipped.  Names may repeat.
             tenant: its tenant; only this tenant's requests draft from it.
             extend: add to an existing corpus, skipping documents that it already has with identical content.
-            max_tokens: the most tokens that the tenant may have afterwards; None: no limit.
+            max_tokens: the maximum number of tokens that the tenant may have afterwards; None: no limit.
             progress: called with the numbers of documents and tokens so far, after each document.
 
         Raises:
@@ -164,7 +166,7 @@ class Store:
             CorpusError: there is no such corpus or document; nothing is removed.
         """
         one = self._tenant(tenant)
-        return one.remove_corpus(corpus) if documents is None else one.remove_documents(corpus, documents)
+        return remove_corpus(one, corpus) if documents is None else remove_documents(one, corpus, documents)
 
     def list(self, tenant: str | None = None) -> Infos:
         """Return the corpora, sorted by tenant (None: all tenants) and age.
@@ -208,7 +210,7 @@ class Store:
         return self._in(folder, name)
 
     def _in(self, folder: Path, name: str | None = None) -> Tenant:
-        return Tenant(folder, self.tokenizer, self._segment_tokens, self._lock_seconds, name)
+        return Tenant(folder, self.tokenizer, name, self._segment_tokens, self._lock_seconds)
 
     def _folders(self, problems: Problems) -> Iterator[Path]:
         try:
@@ -274,7 +276,7 @@ def _create(root: Path, tokenizer: Fingerprint, lock_seconds: float) -> None:
                 found=", ".join(others[:5]),
                 expected="an empty folder, or none",
             )
-        with held(root / LOCK_FILE, lock_seconds):
+        with locked(root / LOCK_FILE, lock_seconds):
             if (root / STORE_FILE).exists():
                 read_store(root, tokenizer)
                 return

@@ -10,11 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from specplug.corpus.changing import opened_entry
-from specplug.corpus.manifest import MANIFEST_FILE, SegmentEntry, load
+from specplug.corpus.manifest import MANIFEST_FILE, SegmentEntry
 from specplug.corpus.segment import Segment
 from specplug.corpus.store import read_store
-from specplug.corpus.tenant import TENANTS, folders
+from specplug.corpus.tenant import TENANTS, Tenant, folders
 from specplug.errors import SpecplugError, describe
 from specplug.text.fingerprint import Fingerprint
 
@@ -103,8 +102,9 @@ class View:
         return seen
 
     def _read(self, folder: Path, stamp: tuple[int, ...] | None, before: _SeenTenant) -> _SeenTenant:
+        tenant = Tenant(folder, self.tokenizer)
         try:
-            manifest = load(folder)
+            manifest = tenant.manifest()
         except Exception as error:
             return _SeenTenant(stamp, problems=(_problem(folder / MANIFEST_FILE, error),))
         opened = dict(before.segments)
@@ -112,7 +112,7 @@ class View:
         problems = []
         for entry in manifest.segments:
             try:
-                segment = opened.get(entry) or opened_entry(folder, entry, self.tokenizer, readahead=True)
+                segment = opened.get(entry) or tenant.open(entry, readahead=True)
                 found.append((entry, segment))
             except Exception as error:  # any error affects only this segment
                 problems.append(_problem(folder / entry.file, error))

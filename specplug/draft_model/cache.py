@@ -53,9 +53,9 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         place = self._place
         rows = torch.arange(place.last - place.first, device=key_states.device)[:, None]
         read = []
-        for held, states in ((self.keys, key_states), (self.values, value_states)):
-            assert held is not None
-            mine = held[place.first : place.last]
+        for cached, states in ((self.keys, key_states), (self.values, value_states)):
+            assert cached is not None
+            mine = cached[place.first : place.last]
             mine[rows, place.positions] = states.transpose(1, 2)
             read.append(mine[:, : place.num_columns].transpose(1, 2))
         return read[0], read[1]

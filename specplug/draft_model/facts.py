@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from specplug.draft_model.model import attention_windows
-from specplug.errors import PluginError, first_line
+from specplug.draft_model.model import DraftModel, attention_windows, errors_of_libraries
+from specplug.errors import PluginError
 
 _BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.0, "load_in_4bit": 4.0, "load_in_8bit": 8.0}
 _LIKE = {"kimi_k2": "deepseek_v3"}  # of the same layers, which transformers does not know by this name
@@ -60,7 +59,7 @@ class ModelFacts:
 
     @property
     def max_length(self) -> int | None:
-        """The most tokens of a text; None if the configuration does not say."""
+        """The maximum number of tokens of a text; None if the configuration does not say."""
         found = getattr(self.text, "max_position_embeddings", None)
         return found if isinstance(found, int) else None
 
@@ -75,11 +74,13 @@ class ModelFacts:
     def quantised_bits(self) -> float | None:
         """Bits of a quantised weight; None if the weights have the dtype, or are quantised in a way not known here."""
         quantisation = getattr(self.config, "quantization_config", None)
-        given = quantisation if isinstance(quantisation, dict) else getattr(quantisation, "__dict__", {})
-        found: list[Any] = [bits for key, bits in _BITS.items() if given.get("quant_method") == key or given.get(key)]
-        groups = (given.get("config_groups") or {}).values()
+        settings = quantisation if isinstance(quantisation, dict) else getattr(quantisation, "__dict__", {})
+        found: list[Any] = [
+            bits for key, bits in _BITS.items() if settings.get("quant_method") == key or settings.get(key)
+        ]
+        groups = (settings.get("config_groups") or {}).values()
         found += [(group.get("weights") or {}).get("num_bits") for group in groups if isinstance(group, dict)]
-        found.append(given.get("bits"))
+        found.append(settings.get("bits"))
         return next((float(bits) for bits in found if bits), None)
 
     @property
@@ -94,22 +95,13 @@ def read_facts(path: str) -> ModelFacts:
     Raises:
         PluginError: there is none, or transformers does not know such a model.
     """
-    try:
+    with errors_of_libraries(path, "cannot read the model's configuration"):
         from transformers import AutoConfig, PretrainedConfig
 
         keys, _ = PretrainedConfig.get_config_dict(path)
         if kind := _LIKE.get(keys.pop("model_type", "")):
             return ModelFacts(path, AutoConfig.for_model(kind, **keys))
         return ModelFacts(path, AutoConfig.from_pretrained(path))
-    except Exception as error:  # hub clients and configurations raise many kinds
-        is_missing = path.startswith(("/", ".", "~")) and not Path(path).exists()
-        raise PluginError.build(
-            "cannot read the model's configuration",
-            who=path,
-            found="no such folder" if is_missing else first_line(error),
-            expected="a folder or a model id of a causal language model that transformers loads",
-            remedy="Check the name, or download it first",
-        ) from error
 
 
 def count_parameters(facts: ModelFacts) -> Parameters:
@@ -150,56 +142,23 @@ def cache_elements(facts: ModelFacts) -> int | None:
         PluginError: the model cannot draft: a layer keeps a state instead of keys and values, or
             `specplug.draft_model.model.DraftModel` cannot load such a model.
     """
-    from specplug.draft_model.cache import TextCache, cache_argument  # imports transformers
-
-    kinds = attention_windows(facts.path, facts.text)
-    num_layers = int(facts.text.num_hidden_layers)
-    model = _empty(facts, attn_implementation="sdpa")
-    cache = TextCache(num_layers, 1, 1)
-    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device="meta")
-    place = cache.place
-    ids = torch.zeros(1, 1, dtype=torch.int64, device="meta")
-    place.first = 0
-    place.last = 1
-    place.positions = ids
-    place.num_columns = 1
+    attention_windows(facts.path, facts.text)
+    module = _empty(facts, attn_implementation="sdpa")
+    model = DraftModel(facts.path, max_texts=1, max_length=1, device=torch.device("meta"), module=module)
     try:
-        with torch.inference_mode():
-            model(
-                input_ids=ids,
-                position_ids=ids,
-                attention_mask=dict.fromkeys(kinds, mask) if len(kinds) > 1 else mask,
-                use_cache=True,
-                **{cache_argument(model): cache},
-            )
+        model.warm_up()
+    except PluginError:
+        raise
     except Exception:  # operations that read data raise many kinds
         return None
-    layers: list[Any] = cache.layers
-    written = [states for layer in layers if layer.is_initialized for states in (layer.keys, layer.values)]
-    num_written = len(written) // 2 + (getattr(facts.text, "num_kv_shared_layers", None) or 0)
-    if num_written < num_layers:
-        raise PluginError.build(
-            "cannot draft with this model",
-            who=facts.path,
-            found=f"keys and values of {num_written} of {num_layers} layers",
-            expected="keys and values of every layer, which can be rolled back",
-            remedy="Choose a draft model with plain attention",
-        )
-    return sum(int(states.shape[2] * states.shape[3]) for states in written)
+    return model.cache_elements
 
 
 def _empty(facts: ModelFacts, **options: Any) -> Any:
     """Return the model without memory for its weights."""
-    try:
+    with errors_of_libraries(facts.path, "no causal language model that transformers builds"):
         from transformers import AutoModelForCausalLM
 
         build: Any = AutoModelForCausalLM.from_config
         with torch.device("meta"):
-            return build(deepcopy(facts.config), dtype=torch.bfloat16, **options).eval()  # which writes the dtype to it
-    except Exception as error:  # each architecture raises its own kinds
-        raise PluginError.build(
-            "no causal language model that transformers builds",
-            who=facts.path,
-            found=first_line(error),
-            remedy="Choose another model",
-        ) from error
+            return build(deepcopy(facts.config), dtype=torch.bfloat16, **options)  # which writes the dtype to it

@@ -112,8 +112,8 @@ class DraftLoop:
         self._take(parts, num_rows, self._model.forward(*missing, longest=longest))
 
     def _further(self, parts: Parts, num_rows: int, longest: int) -> None:
-        given = self._chosen[:num_rows, None], self._next[:num_rows], self._active[:num_rows]
-        logits = self._model.forward(*given, longest=longest)
+        arguments = self._chosen[:num_rows, None], self._next[:num_rows], self._active[:num_rows]
+        logits = self._model.forward(*arguments, longest=longest)
         self._next[:num_rows] += 1
         self._take(parts, num_rows, logits)
 
@@ -171,12 +171,12 @@ class Graphs:
             graph.replay()
 
 
-def sizes(most: int, least: int) -> list[int]:
-    """Return the sizes that graphs are captured for: `least`, doubled up to `most`, which is the last one."""
-    found = [least]
-    while found[-1] < most:
+def sizes(largest: int, smallest: int) -> list[int]:
+    """Return the sizes that graphs are captured for: `smallest`, doubled up to `largest`, which is the last one."""
+    found = [smallest]
+    while found[-1] < largest:
         found.append(2 * found[-1])
-    return [*found[:-1], most]
+    return [*found[:-1], largest]
 
 
 def size_for(needed: int, of: Sequence[int]) -> int:

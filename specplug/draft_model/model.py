@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,13 +27,21 @@ class DraftModel:
         max_length: L, the most tokens of a text; at most the model's own limit.
         device: where it runs.
         dtype: of weights and caches; None for the checkpoint's, and float32 on a CPU.
+        module: the model, if it is loaded already.
 
     Raises:
         PluginError: the model cannot be loaded, or it is of a kind that has no key-value cache for each token.
     """
 
     def __init__(
-        self, path: str, *, max_texts: int, max_length: int, device: torch.device, dtype: torch.dtype | None = None
+        self,
+        path: str,
+        *,
+        max_texts: int,
+        max_length: int,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+        module: Any = None,
     ) -> None:
         from specplug.draft_model.cache import TextCache, cache_argument  # imports transformers
 
@@ -38,7 +49,7 @@ class DraftModel:
         self.path = path
         self.device = device
         self.max_texts = max_texts
-        self._model = _load(path, "auto" if chosen is None else chosen).to(device).eval()
+        self._model = (module or _load(path, "auto" if chosen is None else chosen)).to(device).eval()
         text = self._model.config.get_text_config()
         self.vocab_size: int = text.vocab_size
         """Columns of the logits; a tokenizer may have fewer ids."""
@@ -61,6 +72,13 @@ class DraftModel:
         num_layers = len(self._cache.layers)
         if written < num_layers:
             raise _cannot_roll_back(self.path, f"keys and values of {written} of {num_layers} layers")
+
+    @property
+    def cache_elements(self) -> int:
+        """Elements of the keys and values of one token, after `warm_up`."""
+        layers: list[Any] = self._cache.layers
+        written = [states for it in layers if it.is_initialized for states in (it.keys, it.values)]
+        return sum(int(states.shape[2] * states.shape[3]) for states in written)
 
     @torch.inference_mode()
     def forward(
@@ -137,20 +155,28 @@ def _cannot_roll_back(path: str, found: str) -> SpecplugError:
 
 
 def _load(path: str, dtype: torch.dtype | str) -> Any:
-    try:
+    with errors_of_libraries(path, "cannot load the draft model"):
         from transformers import AutoModelForCausalLM
 
         # transformers loads with several threads, but in a forked process torch's first parallel operation must come
         # from one thread alone: two at a time find "Invalid thread pool!".
         torch.set_num_threads(torch.get_num_threads())
         return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
+
+
+@contextmanager
+def errors_of_libraries(path: str, what: str) -> Iterator[None]:
+    """Turn whatever hub clients, configurations and architectures raise into a PluginError about the model `path`."""
+    try:
+        yield
     except SpecplugError:
         raise
-    except Exception as error:  # hub clients, configurations and weights raise many kinds
+    except Exception as error:
+        is_missing = path.startswith(("/", ".", "~")) and not Path(path).exists()
         raise PluginError.build(
-            "cannot load the draft model",
+            what,
             who=path,
-            found=first_line(error),
+            found="no such folder" if is_missing else first_line(error),
             expected="a folder or a model id of a causal language model that transformers loads",
             remedy="Check the name, or download it first",
         ) from error

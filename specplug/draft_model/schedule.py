@@ -34,14 +34,14 @@ class _TextRow:
 
 
 class Schedule:
-    """Gives slots rows of the model's cache, and tells which texts have to be caught up.
+    """Gives slots rows of the model's cache, and says which texts have to be caught up.
 
-    Lengths arrive some steps late.  Until then texts count as long as they can have become.  `max_length` is the most
-    ids of a row of the cache.
+    Lengths arrive some steps late.  Until then texts count as long as they can have become.  `max_length` is the
+    maximum number of ids of a row of the cache.
     """
 
     def __init__(self, max_slots: int, max_rows: int, max_length: int, device: torch.device) -> None:
-        self._held: list[_TextRow | None] = [None] * max_rows
+        self._texts: list[_TextRow | None] = [None] * max_rows
         self.rows = [NO_ROW] * max_slots
         """The row of each slot, or `NO_ROW`."""
         self._max_length = max_length
@@ -54,7 +54,7 @@ class Schedule:
     @property
     def num_rows(self) -> int:
         """R, up to the last row in use."""
-        return max((row + 1 for row, it in enumerate(self._held) if it is not None), default=0)
+        return max((row + 1 for row, it in enumerate(self._texts) if it is not None), default=0)
 
     @property
     def longest(self) -> int:
@@ -64,9 +64,9 @@ class Schedule:
     def begin(self, slot: int, num_tokens: int) -> None:
         """Give a slot a row if one is free, for a request of `num_tokens` tokens so far."""
         self.release(slot)
-        row = next((row for row, it in enumerate(self._held) if it is None), NO_ROW)
+        row = next((row for row, it in enumerate(self._texts) if it is None), NO_ROW)
         if row != NO_ROW:
-            self._held[row] = _TextRow(slot, num_tokens, self._step)
+            self._texts[row] = _TextRow(slot, num_tokens, self._step)
             self.rows[slot] = row
             self._on_device = None
 
@@ -74,7 +74,7 @@ class Schedule:
         """Take a slot's row back."""
         row = self.rows[slot]
         if row != NO_ROW:
-            self._held[row] = None
+            self._texts[row] = None
             self.rows[slot] = NO_ROW
             self._on_device = None
 
@@ -90,28 +90,28 @@ class Schedule:
 
     def add(self, slot: int, num_tokens: int) -> None:
         """Note new tokens of a request that the host has seen."""
-        it = self._held[self.rows[slot]] if self.rows[slot] != NO_ROW else None
+        it = self._texts[self.rows[slot]] if self.rows[slot] != NO_ROW else None
         if it is not None:
             it.missing += num_tokens
 
-    def to_catch_up(self, most: int, at_once: int) -> list[tuple[int, int]]:
-        """Return rows with how many tokens to catch them up by, the shortest first, and at most `most` in all.
+    def to_catch_up(self, max_tokens: int, at_once: int) -> list[tuple[int, int]]:
+        """Return rows with how many tokens to catch them up by, the shortest first, and at most `max_tokens` in all.
 
         Every step catches a text up by `at_once` tokens anyway.
         """
         found = []
-        missing = [(it.missing, row) for row, it in enumerate(self._held) if it is not None and it.missing > at_once]
+        missing = [(it.missing, row) for row, it in enumerate(self._texts) if it is not None and it.missing > at_once]
         for count, row in sorted(missing):
-            taken = min(count, most)
+            taken = min(count, max_tokens)
             if not taken:
                 break
             found.append((row, taken))
-            most -= taken
+            max_tokens -= taken
         return found
 
     def caught_up(self, row: int, num_tokens: int) -> None:
         """Note that a row was caught up by as many tokens, if it had them."""
-        it = self._held[row]
+        it = self._texts[row]
         assert it is not None
         it.missing = max(0, it.missing - num_tokens)
         it.caught_up += num_tokens
@@ -120,10 +120,10 @@ class Schedule:
         """End a step: send the figures of its rows, [3, R] from `DraftTexts.figures`, and learn those that arrived."""
         self._learn()
         if self._polled.is_free:
-            padding = len(self._held) - figures.shape[1]
+            padding = len(self._texts) - figures.shape[1]
             self._polled.send(torch.nn.functional.pad(figures, (0, padding)), self._step)
             self._sent_grown = self._grown
-            for it in self._held:
+            for it in self._texts:
                 if it is not None:
                     it.caught_up = 0
             self._learn()  # on a CPU they are there at once
@@ -134,7 +134,7 @@ class Schedule:
         if news is None:
             return
         tokens, ids, lengths = news.figures
-        for row, it in enumerate(self._held):
+        for row, it in enumerate(self._texts):
             if it is not None and it.began <= news.sent:
                 it.missing = max(0, int(tokens[row] + ids[row]) - it.caught_up)
         self._known_length = int(lengths.max())
@@ -178,7 +178,7 @@ class AsyncReadback:
 
     def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
         self._is_async = device.type == "cuda"
-        self._held = torch.zeros(shape, dtype=torch.int64, pin_memory=self._is_async)
+        self._texts = torch.zeros(shape, dtype=torch.int64, pin_memory=self._is_async)
         self._event: Any = torch.cuda.Event() if self._is_async else None  # type: ignore[no-untyped-call]
         self._sent: int | None = None
 
@@ -189,7 +189,7 @@ class AsyncReadback:
 
     def send(self, figures: Tensor, tag: int) -> None:
         """Begin to copy `figures` [F, R] int64; the last copy must have been taken."""
-        self._held.copy_(figures, non_blocking=True)
+        self._texts.copy_(figures, non_blocking=True)
         self._sent = tag
         if self._event is not None:
             self._event.record()
@@ -198,6 +198,6 @@ class AsyncReadback:
         """Return the numbers that were sent last; None if they are still under way."""
         if self._sent is None or (self._event is not None and not self._event.query()):
             return None
-        news = Readback(self._held.numpy().copy(), self._sent)
+        news = Readback(self._texts.numpy().copy(), self._sent)
         self._sent = None
         return news

@@ -178,7 +178,7 @@ class Segmenter:
         pair: two tokenizers that differ.
         to_target: [Vd] int64 on the device, the target's id of each drafted id; -1 where there is none.
         target_vocab: V, the target's vocabulary.
-        num_drafted: the most ids of a draft.
+        num_drafted: the maximum number of ids of a draft.
         is_exact: whether only as much text is looked at as there is, which is read back; otherwise shapes are fixed.
     """
 

@@ -51,7 +51,7 @@ class DraftTexts:
         skipped: ids that the target's tokenizer puts before a text, in whose place those are.
         max_texts: rows.
         max_length: L.
-        num_drafted: the most ids of a draft.
+        num_drafted: the maximum number of ids of a draft.
         device: where the texts are.
         is_exact: whether only what is missing is computed, which is read back; otherwise shapes are fixed.
 
@@ -79,8 +79,8 @@ class DraftTexts:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(max_texts, *shape, dtype=dtype, device=device)
 
-        self._most = max_length // 4  # ids for one token; a longer list counts as no token
-        counts = np.where(table.counts > self._most, -1, table.counts)
+        self._max_ids_per_token = max_length // 4  # ids for one token; a longer list counts as no token
+        counts = np.where(table.counts > self._max_ids_per_token, -1, table.counts)
         self._longest = int(counts.max(initial=1))
         self._starts, self._counts, self._values = (
             torch.from_numpy(numbers).to(device) for numbers in (table.starts, counts, table.values)
@@ -103,8 +103,8 @@ class DraftTexts:
         self._num_fed = zeros()
 
     def growth(self, num_tokens: int) -> int:
-        """Return the most ids that `extend` appends for so many tokens."""
-        return min(max(2 * num_tokens, self._longest), self._most)
+        """Return the maximum number of ids that `extend` appends for so many tokens."""
+        return min(max(2 * num_tokens, self._longest), self._max_ids_per_token)
 
     def begin(self, running: Running) -> None:
         """Empty the rows of requests that are new in them, or whose text begins anew.
@@ -140,18 +140,18 @@ class DraftTexts:
 
     def extend(self, running: Running, rows: slice, tokens: Tensor) -> None:
         """Append the next tokens of some rows, [R, n] from `newest`, but at most `growth` ids for them."""
-        most = self.growth(tokens.shape[1])
-        new, total, taken = self._translated(running.at(rows), rows, tokens, most)
+        max_ids = self.growth(tokens.shape[1])
+        new, total, taken = self._translated(running.at(rows), rows, tokens, max_ids)
         self._make_room(rows, total)
-        place = torch.arange(most, device=self._device)
+        place = torch.arange(max_ids, device=self._device)
         columns = torch.where(place < total[:, None], self.lengths[rows, None] + place, self._max_length)
         self.ids[rows] = self.ids[rows].scatter(1, columns, new)
         self.lengths[rows] += total
         self.num_ids[rows] += total
         self.done[rows] += taken
 
-    def _translated(self, running: Running, rows: slice, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the ids [R, most] for tokens, how many of them count, and how many tokens they are for."""
+    def _translated(self, running: Running, rows: slice, tokens: Tensor, max_ids: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the ids [R, max_ids] for tokens, how many of them count, and how many tokens they are for."""
         num_tokens = tokens.shape[1]
         places = self.done[rows, None] + torch.arange(num_tokens, device=self._device)
         is_next = (places < running.lengths[:, None]) & (running.owners != NO_REQUEST)[:, None]
@@ -163,8 +163,8 @@ class DraftTexts:
         is_next &= is_wrong.cumsum(1) == 0
         counts = torch.where(is_next & ~self._is_skipped(places, tokens), counts, 0)
         ends = counts.cumsum(1)
-        taken = is_next & (ends <= most)
-        place = torch.arange(most, device=self._device).expand(len(ends), most).contiguous()
+        taken = is_next & (ends <= max_ids)
+        place = torch.arange(max_ids, device=self._device).expand(len(ends), max_ids).contiguous()
         source = torch.searchsorted(ends, place, right=True).clamp(max=num_tokens - 1)
         values = self._starts[tokens.gather(1, source)] + place - (ends - counts).gather(1, source)
         new = self._values[values.clamp(0, len(self._values) - 1)]
@@ -205,16 +205,16 @@ class DraftTexts:
         self.cached[rows] = torch.minimum(self.cached[rows], (self.lengths[rows] - 1).clamp(min=0))
         self._num_fed[rows].zero_()
 
-    def missing(self, rows: slice, most: int, *, keep: int = 0) -> Missing:
-        """Return the next missing ids of some rows, at most `most`, and without the last `keep`; aligned to the right.
+    def missing(self, rows: slice, max_ids: int, *, keep: int = 0) -> Missing:
+        """Return the next missing ids of some rows, up to `max_ids`, without the last `keep`; aligned to the right.
 
         They count as cached from now on.
         """
         starts = self.cached[rows].clone()
-        counts = (self.lengths[rows] - starts - keep).clamp(0, most)
+        counts = (self.lengths[rows] - starts - keep).clamp(0, max_ids)
         if self._is_exact:
-            most = max(1, int(counts.max()))
-        columns = starts[:, None] + torch.arange(most, device=self._device) - most + counts[:, None]
+            max_ids = max(1, int(counts.max()))
+        columns = starts[:, None] + torch.arange(max_ids, device=self._device) - max_ids + counts[:, None]
         ids = self.ids[rows].gather(1, columns.clamp(min=0, max=self._max_length))
         self.cached[rows] += counts
         return Missing(ids, starts, counts)

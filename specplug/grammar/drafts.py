@@ -64,10 +64,10 @@ def complete(
     for row, state in enumerate(states):
         if state is None or not chained[row]:
             continue
-        most = room[row] if spare is None else min(room[row], lengths[row] + spare)
-        if most <= lengths[row]:
+        max_tokens = room[row] if spare is None else min(room[row], lengths[row] + spare)
+        if max_tokens <= lengths[row]:
             continue
-        _, added[row], levels[row] = follow(state, ids[row][: lengths[row]], most)
+        _, added[row], levels[row] = follow(state, ids[row][: lengths[row]], max_tokens)
         spare = None if spare is None else spare - len(added[row])
     forced = None
     if any(added):
@@ -216,7 +216,7 @@ def split_grammar_verdict(lengths: Tensor, outcome: Outcome, verdict: Verdict) -
     source = torch.where(places < added[:, None], 0, -1).int()
     base_len = lengths - outcome.emitted + before
     draft = replace(forced, lengths=added, source=source, base_len=base_len, sources=(SOURCE,))
-    fate = Verdict(
+    own = Verdict(
         proposed=added,
         verified=verified,
         accepted=(accepted - before).clamp(min=0).minimum(verified),
@@ -224,4 +224,4 @@ def split_grammar_verdict(lengths: Tensor, outcome: Outcome, verdict: Verdict) -
         emitted=outcome.emitted - verdict.accepted,
         after_stop=verdict.after_stop,
     )
-    return draft, fate, reached
+    return draft, own, reached

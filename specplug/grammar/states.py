@@ -235,11 +235,11 @@ def only_bit(words: npt.NDArray[np.int32]) -> int:
     return place * WORD + word.bit_length() - 1 if word & (word - 1) == 0 else NO_TOKEN
 
 
-def bits_of(words: npt.NDArray[np.int32], most: int) -> list[int] | None:
-    """Return the tokens that a bit mask [ceil(V / 32)] allows; None if they certainly number more than `most`."""
-    if np.count_nonzero(words) > most:
+def bits_of(words: npt.NDArray[np.int32], max_count: int) -> list[int] | None:
+    """Return the tokens that a bit mask [ceil(V / 32)] allows; None if they certainly number more than `max_count`."""
+    if np.count_nonzero(words) > max_count:
         return None
     (places,) = np.nonzero(words)
     rows, bits = np.nonzero(np.unpackbits(words[places].view(np.uint8), bitorder="little").reshape(-1, WORD))
     found: list[int] = (places[rows] * WORD + bits).tolist()
-    return found if len(found) <= most else None
+    return found if len(found) <= max_count else None

@@ -6,6 +6,7 @@ sufficient.  Requests are read as ASGI scopes, so one rule applies to every engi
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
 import re
@@ -13,8 +14,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from specplug.errors import SpecplugError
-from specplug.settings.mistakes import shown
+from specplug.errors import SpecplugError, quote
 
 KEY_VARIABLE = "SPECPLUG_OPERATOR_KEY"
 KEY_HEADER = "X-Specplug-Operator-Key"
@@ -45,41 +45,59 @@ class Operators:
     Args:
         keys: the engine's own operator keys; None and "" are ignored.
         environment: environment variables, in which `KEY_VARIABLE` may give one more key.
+        api_keys: the server's own API keys, one of which is required where there is no operator's key; often none.
     """
 
-    def __init__(self, keys: Iterable[str | None] = (), environment: Mapping[str, str] = os.environ) -> None:
-        given = (*keys, environment.get(KEY_VARIABLE, "").strip())
-        self._keys = [key.encode() for key in given if key]
+    def __init__(
+        self,
+        keys: Iterable[str | None] = (),
+        environment: Mapping[str, str] = os.environ,
+        api_keys: Iterable[str] = (),
+    ) -> None:
+        known = (*keys, environment.get(KEY_VARIABLE, "").strip())
+        self._keys = [key.encode() for key in known if key]
+        self._api_keys = [key.encode() for key in api_keys if key]
 
     @property
-    def have_key(self) -> bool:
-        """Return whether there is a key; without one only this machine has access."""
-        return bool(self._keys)
-
-    @property
-    def whom(self) -> str:
+    def description(self) -> str:
         """Describe who has access, for logs."""
         return "with the operator's key" if self._keys else f"from this machine ({KEY_VARIABLE} opens it to others)"
 
     def refusal(self, scope: Scope) -> Refusal | None:
         """Return the refusal of a request, given its ASGI scope; None for an operator's request."""
-        headers = [(name.decode("latin-1").lower(), value) for name, value in scope["headers"]]
+        headers = _headers(scope)
         hosts = [value for name, value in headers if name == "host"]
         if len(hosts) > 1:  # proxies and servers disagree on which of them counts
             return _refused(400, scope, found=f"{len(hosts)} Host headers", expected="one", remedy="Send one")
-        return self._by_key(scope, headers) if self._keys else _from_elsewhere(scope, dict(headers))
-
-    def _by_key(self, scope: Scope, headers: list[tuple[str, bytes]]) -> Refusal | None:
-        shown = [value for name, value in headers if name == KEY_HEADER.lower()]
-        for name, value in headers:
-            scheme, _, key = value.partition(b" ")
-            if name == "authorization" and scheme.lower() == b"bearer":
-                shown.append(key)
-        if any(secrets.compare_digest(one, key) for one in shown for key in self._keys):
+        if not self._keys:
+            return _from_elsewhere(scope, dict(headers)) or self.api_key_refusal(scope)
+        shown = [*_bearer_keys(headers), *(value for name, value in headers if name == KEY_HEADER.lower())]
+        if _any_equal(shown, self._keys):
             return None
         found = "another key" if shown else "no key"
         remedy = f"Send it as 'Authorization: Bearer KEY' or '{KEY_HEADER}: KEY'"
         return _refused(401, scope, found=found, expected="the operator's key", remedy=remedy)
+
+    def api_key_refusal(self, scope: Scope) -> Refusal | None:
+        """Return the refusal of a request that shows none of the server's own API keys, if it has any."""
+        if not self._api_keys or _any_equal(_bearer_keys(_headers(scope)), self._api_keys):
+            return None
+        return Refusal(401, "Unauthorized")
+
+
+def _headers(scope: Scope) -> list[tuple[str, bytes]]:
+    return [(name.decode("latin-1").lower(), value) for name, value in scope["headers"]]
+
+
+def _bearer_keys(headers: Iterable[tuple[str, bytes]]) -> list[bytes]:
+    parts = [value.partition(b" ") for name, value in headers if name == "authorization"]
+    return [key for scheme, _, key in parts if scheme.lower() == b"bearer"]
+
+
+def _any_equal(shown: Iterable[bytes], keys: Iterable[bytes]) -> bool:
+    """Compare keys, in a time that says nothing about any."""
+    digests = [hashlib.sha256(key).digest() for key in keys]
+    return any(secrets.compare_digest(hashlib.sha256(one).digest(), key) for one in shown for key in digests)
 
 
 def _from_elsewhere(scope: Scope, headers: Mapping[str, bytes]) -> Refusal | None:
@@ -91,10 +109,10 @@ def _from_elsewhere(scope: Scope, headers: Mapping[str, bytes]) -> Refusal | Non
         return _not_local(scope, "a request of a web page, by its header 'origin'")
     site = headers.get("sec-fetch-site", b"none")
     if site not in (b"none", b"same-origin"):  # browsers send it where they send no origin, too
-        return _not_local(scope, f"a request of another web page, by its header 'sec-fetch-site: {shown(site)}'")
+        return _not_local(scope, f"a request of another web page, by its header 'sec-fetch-site: {quote(site)}'")
     host = headers.get("host", b"localhost").decode("latin-1")
     if not _is_local_name(host):  # a web page under a name that its owner has made an address of this machine
-        return _not_local(scope, f"a request to {shown(host)}, which is no name of this machine")
+        return _not_local(scope, f"a request to {quote(host)}, which is no name of this machine")
     peer = scope.get("client")
     if peer is None or not _is_loopback(peer[0]):
         return _not_local(scope, f"a request from {'an unknown address' if peer is None else peer[0]}")

@@ -6,7 +6,6 @@ ceiling at every step.  The latest change wins, whichever way it came.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import stat
@@ -15,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from specplug.errors import SettingsError
-from specplug.settings.mistakes import from_pydantic, shown, together
+from specplug.mistakes import json_value, require_mapping, validate
 from specplug.settings.model import MAX_SPECULATIVE_TOKENS, Settings
 
 logger = logging.getLogger("specplug")
@@ -55,7 +54,6 @@ class OperatorControl:
         self._mode: Mode = settings.mode
         self._limit: int | None = None
         self._by = "start-up"
-        self._ceiling = _ceiling(self._mode, self._limit)
         file = settings.control.file
         self._path = None if file is None else Path(file).absolute()
         self._interval = settings.control.poll_seconds
@@ -74,7 +72,7 @@ class OperatorControl:
         """
         if self._path is not None and self._clock() >= self._next_look:
             self._look()
-        return self._ceiling
+        return 0 if self._mode == "off" else self._limit
 
     def set(self, **order: Any) -> dict[str, Any]:
         """Apply an order, whose keys are those of `Order`; return the resulting state.
@@ -107,30 +105,27 @@ class OperatorControl:
         assert self._path is not None
         self._next_look = self._clock() + self._interval
         try:
-            found = os.stat(self._path)
-        except OSError as error:
-            gone = isinstance(error, FileNotFoundError)
-            if self._seen is not None and gone:
+            status = os.stat(self._path)
+        except FileNotFoundError:
+            if self._seen is not None:
                 self._seen = None
                 self._file_error = None
                 self._change(self._start, None, "start-up, as the control file is gone")
-            elif not gone:
-                self._report(f"cannot look at the control file; found {error.strerror}")
             return
-        signature = (found.st_mtime_ns, found.st_size, found.st_ino)  # the inode detects a file moved over it
-        if signature != self._seen:
-            self._seen = signature
-            self._file_error = None
-            self._read(stat.S_ISREG(found.st_mode))
-
-    def _read(self, is_file: bool) -> None:
-        assert self._path is not None
+        except OSError as error:
+            self._report(f"cannot look at the control file; found {error.strerror}")
+            return
+        signature = (status.st_mtime_ns, status.st_size, status.st_ino)  # the inode detects a file moved over it
+        if signature == self._seen:
+            return
+        self._seen = signature
+        self._file_error = None
         try:
-            requested = parse_order(_load(self._path, is_file), str(self._path))
+            order = parse_order(_load(self._path, stat.S_ISREG(status.st_mode)), str(self._path))
         except SettingsError as error:
             self._report(str(error))
         else:
-            self._change(requested.mode or self._start, requested.num_speculative_tokens, "control file")
+            self._change(order.mode or self._start, order.num_speculative_tokens, "control file")
 
     def _report(self, what: str) -> None:
         """Log a problem with the file, once until the file changes."""
@@ -143,7 +138,6 @@ class OperatorControl:
         self._mode = mode
         self._limit = limit
         self._by = by
-        self._ceiling = _ceiling(mode, limit)
         if self._words() != before:
             logger.info("speculation: %s, by %s", self._words(), by)
 
@@ -152,37 +146,26 @@ class OperatorControl:
         return f"mode {self._mode}{limit}"
 
 
-def _ceiling(mode: Mode, limit: int | None) -> int | None:
-    return 0 if mode == "off" else limit
-
-
 def parse_order(order: Any, who: str) -> Order:
     """Validate an order given as plain data by `who`.
 
     Raises:
         SettingsError: it is not a mapping, or keys are unknown or values bad; one message lists all of them.
     """
-    if not isinstance(order, dict):
-        raise SettingsError.build("malformed order", who=who, found=shown(order), expected="a JSON object")
-    try:
-        return Order.model_validate(order)
-    except ValidationError as error:
-        mistakes = from_pydantic(error, Order, "key")
-        raise SettingsError(together([mistake.line(who) for mistake in mistakes], "key")) from error
+    require_mapping(order, SettingsError, "malformed order", who=who)
+    return validate(Order, order, SettingsError, "key", who)
 
 
 def _load(path: Path, is_file: bool) -> Any:
     """Read the control file, which must be a plain file: any other kind could block the scheduler forever."""
+    what = "cannot read the control file"
     if not is_file:
-        raise SettingsError.build("cannot read the control file", who=str(path), expected="a plain file")
+        raise SettingsError.build(what, who=str(path), expected="a plain file")
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_BYTES + 1)
-        if len(text) > _MAX_BYTES:
-            raise ValueError(f"more than {_MAX_BYTES} bytes")
-        return json.loads(text.decode())
-    except (OSError, ValueError, RecursionError) as error:
-        found = error.strerror if isinstance(error, OSError) else str(error)
-        raise SettingsError.build(
-            "cannot read the control file", who=str(path), found=found, expected="a JSON object"
-        ) from error
+    except OSError as error:
+        raise SettingsError.build(what, who=str(path), found=error.strerror) from error
+    if len(text) > _MAX_BYTES:
+        raise SettingsError.build(what, who=str(path), found=f"more than {_MAX_BYTES} bytes")
+    return json_value(text, SettingsError, what, who=str(path), expected="a JSON object")

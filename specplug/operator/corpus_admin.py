@@ -18,15 +18,15 @@ from specplug.corpus.files import BusyError
 from specplug.corpus.store import STORE_FILE, Store
 from specplug.corpus.tenant import CorpusInfo
 from specplug.corpus.view import View
-from specplug.errors import CorpusError, RequestError
-from specplug.operator.orders import AddOrder, check_names, parse_add
-from specplug.requests.schema import in_vocabulary
+from specplug.errors import CorpusError, EngineError, RequestError, SpecplugError
+from specplug.operator.orders import AddOrder, BodyError, check_names, parse_add_order
+from specplug.requests.references import in_vocabulary
 from specplug.settings.model import CorporaSettings
 from specplug.text.tokenizers import wrap
 
 T = TypeVar("T")
 
-_MOST_AT_ONCE = 4
+_MAX_BODIES = 4
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -38,18 +38,17 @@ class AbsentError(CorpusError):
     """The corpus does not exist."""
 
 
-def status_of(error: Exception) -> int:
-    """Return the HTTP status for an error of `CorpusAdmin`."""
-    if isinstance(error, TakenError):
-        return 409
-    if isinstance(error, AbsentError):
-        return 404
-    if isinstance(error, BusyError):
-        return 503
+_STATUSES = {TakenError: 409, AbsentError: 404, BusyError: 503, EngineError: 500}
+
+
+def http_status(error: SpecplugError) -> int:
+    """Return the HTTP status for an error of the operator's routes."""
+    if isinstance(error, BodyError):
+        return error.status
     cause = error.__cause__
-    if isinstance(cause, OSError):
+    if isinstance(cause, OSError) and not isinstance(error, BusyError):
         return 507 if cause.errno in _FULL else 500
-    return 400
+    return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 400)
 
 
 class CorpusAdmin:
@@ -62,7 +61,7 @@ class CorpusAdmin:
         tokenizer: the server's tokenizer, not shared with other users; None for a server without one.
 
     Attributes:
-        most_bytes: most bytes of one request's body.
+        max_bytes: bytes that one request's body may have.
         room: held while a body is in memory, by a few requests at a time.
     """
 
@@ -73,13 +72,13 @@ class CorpusAdmin:
         self._fingerprint = None if self._tokenizer is None else self._tokenizer.fingerprint
         self._view: View | None = None
         self._changing = ThreadPoolExecutor(1, thread_name_prefix="specplug-corpora")
-        self.most_bytes = settings.max_request_bytes
-        self.room = asyncio.Semaphore(_MOST_AT_ONCE)
+        self.max_bytes = settings.max_request_bytes
+        self.room = asyncio.Semaphore(_MAX_BODIES)
         if self._root is not None:  # later, it would block the event loop
             # Compiling swallows what a signal's handler raises, and with it the end of a server that is starting.
             self._changing.submit(load_sorting).result()
 
-    async def listed(self, tenant: str | None = None) -> dict[str, Any]:
+    async def list_corpora(self, tenant: str | None = None) -> dict[str, Any]:
         """Return the store's corpora, or one tenant's, ready for JSON.  Raises SpecplugError."""
         return await asyncio.to_thread(self._listed, tenant)
 
@@ -87,7 +86,7 @@ class CorpusAdmin:
         """Add a corpus, given as the JSON of an `AddOrder`; return how much was added.
 
         Raises:
-            SpecplugError: nothing was added; see `status_of`.
+            SpecplugError: nothing was added; see `http_status`.
         """
         return await self._changed(self._add, body, who)
 
@@ -95,7 +94,7 @@ class CorpusAdmin:
         """Remove documents of a corpus, or all of it if none are named; return how much was removed.
 
         Raises:
-            SpecplugError: nothing was removed; see `status_of`.
+            SpecplugError: nothing was removed; see `http_status`.
         """
         return await self._changed(self._remove, corpus, documents, tenant)
 
@@ -104,7 +103,7 @@ class CorpusAdmin:
 
     def _add(self, body: bytes | bytearray, who: str) -> dict[str, Any]:
         self._required()
-        order = parse_add(body, who)
+        order = parse_add_order(body, who)
         store = self._store()
         tenant = order.tenant or ""
         if not order.extend and order.name in _names(store, tenant):
@@ -114,8 +113,8 @@ class CorpusAdmin:
                 remedy="Remove it first, or send 'extend': true",
             )
         documents = self._documents(order, store.tokenizer.vocab_size)
-        most = self._settings.max_tokens
-        added = store.add(order.name, documents, tenant=tenant, extend=order.extend, max_tokens=most)
+        limit = self._settings.max_tokens
+        added = store.add(order.name, documents, tenant=tenant, extend=order.extend, max_tokens=limit)
         about = {"documents": added.documents, "tokens": added.tokens, "empty": added.empty}
         return {"name": order.name, "tenant": tenant, **about}
 

@@ -13,7 +13,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -24,8 +25,7 @@ from prometheus_client.registry import Collector
 from specplug.errors import describe
 from specplug.faults import KINDS
 from specplug.operator.prometheus import add_counts, counters
-from specplug.operator.status import counting
-from specplug.operator.summary import REASONS, corpus_totals, decision, reason
+from specplug.operator.status import REASONS, corpus_totals, counting_parts, decision, reason
 
 logger = logging.getLogger("specplug")
 
@@ -92,11 +92,8 @@ class EngineCollector(Collector):
 
         Call this in the event loop that is to run the coroutine; without a running loop it does nothing.
         """
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return
-        self._sources = [source for source in self._sources if source.is_open()] + [_Engines(ask, loop)]
+        if (loop := _running_loop()) is not None:
+            self._sources = [source for source in self._sources if source.is_open()] + [_Engines(ask, loop)]
 
     async def refresh(self) -> None:
         """Request statuses before a scrape that runs in the event loop itself, where `collect` cannot wait for them."""
@@ -144,7 +141,7 @@ class _Engines:
         """
         if not self.is_open():
             return []
-        if _in_loop():
+        if _running_loop() is not None:
             if not self._requested_early:
                 self._requested()
             self._requested_early = False
@@ -178,12 +175,11 @@ class _Engines:
             self._next = self._loop.time() + PAUSE
 
 
-def _in_loop() -> bool:
+def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
-        asyncio.get_running_loop()
+        return asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return None
 
 
 def _families() -> dict[str, Any]:
@@ -195,7 +191,7 @@ def _add(families: dict[str, Any], status: dict[str, Any], arrived: float) -> No
     """Add one engine's samples."""
     engine = str(status["engine"])
     scheduler = status["scheduler"]
-    parts = counting(status)[:1]  # the first rank's counts stand for all ranks
+    parts = counting_parts(status)[:1]  # the first rank's counts stand for all ranks
     for part in parts:
         # A counter that is there before the first fault lets queries see its increase.
         known = {name: dict.fromkeys(KINDS, 0) for name in part.get("proposers", ())}
@@ -224,10 +220,9 @@ def _add(families: dict[str, Any], status: dict[str, Any], arrived: float) -> No
         families["reason"].add_metric([each, engine], float(each == present))
 
 
-def _sum(one: dict[str, dict[str, int]], other: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+def _sum(one: Mapping[str, Mapping[str, int]], other: Mapping[str, Mapping[str, int]]) -> dict[str, Counter[str]]:
     """Return the sums of counts of faults, by plug-in and kind."""
-    total = {name: dict(kinds) for name, kinds in one.items()}
+    total = {name: Counter(kinds) for name, kinds in one.items()}
     for name, kinds in other.items():
-        mine = total.setdefault(name, {})
-        mine.update({kind: mine.get(kind, 0) + count for kind, count in kinds.items()})
+        total.setdefault(name, Counter()).update(kinds)
     return total

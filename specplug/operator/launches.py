@@ -1,33 +1,26 @@
-"""Launches of servers: advice on them, and launch lines, which the engine itself resolves in a separate process.
+"""Launches of servers: advice on them, and launch lines, which the engine's own code resolves without starting.
 
 An engine fills in unset options by device and model, so only the engine can tell what a line amounts to.  A server logs
-the same advice at start-up that ``specplug doctor`` prints.
+the same line and advice at start-up that ``specplug doctor`` prints.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import json
 import logging
-import os
 import re
 import shlex
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
 from specplug.errors import EngineError, SpecplugError, describe
+from specplug.operator.contained import isolated_process, logged_messages
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import CheckResult, ProposerSpec
 from specplug.settings.model import Settings
-
-MARK = "specplug-launch:"
-PATIENCE = 300.0
-"""Timeout in seconds; importing an engine takes most of it."""
 
 ENGINE_DRAFTS = "specplug's policy chooses how many tokens it drafts and the target verifies"
 
@@ -52,19 +45,19 @@ class Launch:
     def announce(self) -> None:
         """Log the start-up line and the warnings, each once per process."""
         _log_once(logging.INFO, self.line)
-        for result in self.advice:
-            if result.status != "ok":
-                _log_once(logging.WARNING, f"{result.summary}. {result.remedy}")
+        for text in self.warning_messages:
+            _log_once(logging.WARNING, text)
+
+    @property
+    def warning_messages(self) -> list[str]:
+        """The warnings as they are logged."""
+        return [f"{result.summary}. {result.remedy}" for result in self.advice if result.status != "ok"]
 
     def results(self) -> list[CheckResult]:
-        """Return the settings and the advice as ``specplug doctor`` prints them."""
+        """Return the line, the settings and the advice as ``specplug doctor`` prints them."""
         described = ", ".join(f"{key}: {value}" for key, value in self.settings.items()) or "all at their defaults"
-        return [CheckResult("ok", f"settings of the launch: {described}"), *self.advice]
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Launch:
-        """Rebuild a launch from its JSON form."""
-        return cls(plain["line"], plain["settings"], tuple(CheckResult(**result) for result in plain["advice"]))
+        settings = CheckResult("ok", f"settings of the launch: {described}")
+        return [CheckResult("ok", self.line), settings, *self.advice]
 
 
 @functools.cache
@@ -78,46 +71,45 @@ class ServerCommand:
 
     Attributes:
         engine, package: the engine's name, and that of its package and command.
-        module: the adapter's module that calls `tell`.
+        resolved: resolves a server's arguments with the engine's code; None if they do not enable specplug.
         arguments_in: returns the server's arguments in the words of a line; None if they start no server.
         expected: such a line, for messages.
         enabling: the flag that enables specplug.
-        variables: further environment variables of the process that resolves a line.
     """
 
     engine: str
     package: str
-    module: str
+    resolved: Callable[[list[str]], Launch | None]
     arguments_in: Callable[[list[str]], list[str] | None]
     expected: str
     enabling: str
-    variables: Mapping[str, str] = field(default_factory=dict)
 
-    def ask(self, line: str, patience: float = PATIENCE) -> Launch | None:
-        """Return what a shell command amounts to, as told by `tell` in a process of its own.
-
-        None: it does not enable specplug.
+    def launch(self, line: str) -> Launch | None:
+        """Return what a shell command amounts to, with what specplug would log meanwhile; None: without specplug.
 
         Raises:
-            EngineError: the line starts no such server, or the engine does not accept it within `patience` seconds.
+            SpecplugError: the line starts no such server, or the server would refuse it with this message.
         """
         variables, words = split(line)
         arguments = self.arguments_in(words)
         if arguments is None:
             raise EngineError.build("not a launch line", who=_WHO, found=repr(line), expected=self.expected)
-        command = [sys.executable, "-m", self.module, json.dumps(arguments)]
-        given = {**os.environ, **self.variables, **variables}
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=patience, env=given)
-        except subprocess.TimeoutExpired as error:
-            found = f"{patience:g} s of silence"
-            raise EngineError.build(f"{self.engine} gave no answer", who=_WHO, found=found) from error
-        answers = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        answer = json.loads(answers[-1]) if answers else last
-        if isinstance(answer, str):
-            raise EngineError.build(f"{self.engine} does not accept the line", who=_WHO, found=answer)
-        return None if answer is None else Launch.from_plain(answer)
+        with isolated_process(variables) as printed, logged_messages("specplug") as logged:
+            try:
+                found = self.resolved(arguments)
+            except SystemExit as error:  # the engine's parser has printed the mistake last
+                last = (printed.getvalue().strip().splitlines() or [f"exit code {error.code}"])[-1]
+                raise self._refusal(last if error.code else "the line asks for help only") from None
+            except Exception as error:
+                own = next((each for each in (error, error.__cause__) if isinstance(each, SpecplugError)), None)
+                raise own or self._refusal(describe(error)) from error
+        if found is None:
+            return None
+        more = [CheckResult("warn", text) for text in dict.fromkeys(logged) if text not in found.warning_messages]
+        return replace(found, advice=(*found.advice, *more))
+
+    def _refusal(self, found: str) -> SpecplugError:
+        return EngineError.build(f"{self.engine} does not accept the line", who=_WHO, found=found)
 
     def check(self, line: str, *, is_installed: bool, remedy: str, in_general: Sequence[str]) -> list[CheckResult]:
         """Report on the server that a line would start; return nothing for another engine's line.
@@ -134,8 +126,8 @@ class ServerCommand:
             hint = f"no launch line given; {example} checks one. In general:"
             return [CheckResult("ok", text) for text in (hint, *in_general)]
         try:
-            found = self.ask(line)
-        except EngineError as error:
+            found = self.launch(line)
+        except SpecplugError as error:
             return [CheckResult("fail", str(error), "Correct what the message names")]
         if found is None:
             return [CheckResult("warn", "the launch line does not enable specplug", f"Add {self.enabling}")]
@@ -173,23 +165,6 @@ def names_engine(line: str, package: str) -> bool:
         if word == "-m" and after.partition(".")[0] == package:
             return True
     return False
-
-
-def tell(found: Callable[[list[str]], Launch | None], arguments: str) -> None:
-    """Print the result for arguments given as JSON, or why there is none; the counterpart of `ServerCommand.ask`."""
-    answer: object
-    try:
-        launch = found(json.loads(arguments))
-        answer = None if launch is None else asdict(launch)
-    except SystemExit as error:  # the engine's parser has printed the mistake last on standard error
-        if error.code:
-            raise
-        answer = "the line asks for help only"
-    except SpecplugError as error:
-        answer = str(error)
-    except Exception as error:
-        answer = describe(error)
-    print(f"\n{MARK}{json.dumps(answer)}", flush=True)
 
 
 def differing(settings: Settings) -> dict[str, Any]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterable
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
 from specplug.corpus.names import check_name
 from specplug.errors import RequestError, SpecplugError
+from specplug.mistakes import json_value, require_mapping, validate
 from specplug.operator.control import parse_order
 from specplug.requests.schema import ReferenceField, Text
-from specplug.settings.mistakes import from_pydantic, no_duplicates, shown, together
 from specplug.settings.model import Section
 
 PATIENCE = 30.0
@@ -22,7 +21,7 @@ PATIENCE = 30.0
 BYTES_PER_SECOND = 1 << 16
 """A client that sends at least this fast never times out."""
 
-MOST_ORDER_BYTES = 1 << 16
+MAX_ORDER_BYTES = 1 << 16
 """Most bytes of an order to `/specplug/mode`."""
 
 EXAMPLES: dict[str, dict[str, Any]] = {
@@ -40,54 +39,69 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 
 class BodyError(SpecplugError):
-    """A body cannot be taken; `status` is the HTTP status to answer with."""
+    """A body is too large (`status` 413, the rest is not read) or arrives too slowly (408)."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
 
 
-async def read_body(body: AsyncIterable[bytes], most: int, *, patience: float = PATIENCE) -> bytearray:
-    """Return the body that arrives in pieces.
+async def read_body(
+    body: AsyncIterable[bytes],
+    max_bytes: int,
+    who: str,
+    *,
+    declared: str = "",
+    hint: str = "",
+    patience: float = PATIENCE,
+) -> bytearray:
+    """Return the body that arrives at `who` in pieces.
+
+    Args:
+        body: the pieces.
+        max_bytes: bytes that it may have.
+        who: the route.
+        declared: its header ``content-length``, "" for none.
+        hint: ends the message on a body that is too large.
+        patience: seconds that it may take in addition to those that its bytes earn.
 
     Raises:
-        BodyError: the body has more than `most` bytes (413; the rest is not read), or arrives too slowly (408).
+        BodyError: see there.
     """
-    found = bytearray()
+
+    def too_large(found: str) -> BodyError:
+        what = f"{who}: the body is too large; found {found} bytes; expected at most {max_bytes}{hint}"
+        return BodyError(413, what)
+
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise too_large(declared)
+    received = bytearray()
     begin = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(patience) as limit:
             async for piece in body:
-                found += piece
-                if len(found) > most:
-                    what = f"the body is too large; found more than {most} bytes; expected at most {most}"
-                    raise BodyError(413, what)
-                limit.reschedule(begin + patience + len(found) / BYTES_PER_SECOND)
+                received += piece
+                if len(received) > max_bytes:
+                    raise too_large(f"more than {max_bytes}")
+                limit.reschedule(begin + patience + len(received) / BYTES_PER_SECOND)
     except TimeoutError:
         expected = f"{BYTES_PER_SECOND // 1024} KiB a second, after the first {patience:.0f} seconds"
-        raise BodyError(408, f"the body arrives too slowly; expected {expected}") from None
-    return found
+        raise BodyError(408, f"{who}: the body arrives too slowly; expected {expected}") from None
+    return received
 
 
 async def read_order(body: AsyncIterable[bytes], who: str) -> dict[str, Any]:
     """Return the fields of an order to `/specplug/mode`.
 
     Raises:
-        BodyError: as `read_body` does, or it is no order (400).
+        SpecplugError: the body cannot be read, or is no order.
     """
-    try:
-        text = await read_body(body, MOST_ORDER_BYTES)
-    except BodyError as error:
-        raise BodyError(error.status, f"{who}: {error}") from None
-    try:
-        order = parse_order(json.loads(text), who).model_dump(exclude_unset=True)
-    except SpecplugError as error:
-        raise BodyError(400, str(error)) from error
-    except (ValueError, RecursionError) as error:
-        raise BodyError(400, f"the body is not JSON: {error}") from error
-    if not order:
-        raise BodyError(400, f"{who}: the order is empty; expected mode, num_speculative_tokens, or both")
-    return order
+    text = await read_body(body, MAX_ORDER_BYTES, who)
+    order = parse_order(json_value(text, RequestError, "the body is not JSON", who=who), who)
+    fields = order.model_dump(exclude_unset=True)
+    if not fields:
+        raise RequestError.build("the order is empty", who=who, expected="mode, num_speculative_tokens, or both")
+    return fields
 
 
 class AddedDocument(ReferenceField):
@@ -123,23 +137,15 @@ class AddOrder(Section):
     extend: bool = Field(default=False, description="add to the corpus if it exists already, instead of refusing")
 
 
-def parse_add(body: bytes | bytearray, who: str) -> AddOrder:
+def parse_add_order(body: bytes | bytearray, who: str) -> AddOrder:
     """Parse and validate the JSON body sent to `who`.
 
     Raises:
         SpecplugError: it is not a valid order; one message lists all mistakes.
     """
-    try:
-        body_fields = json.loads(body, object_pairs_hook=no_duplicates)  # which lets other threads run
-    except (ValueError, RecursionError) as error:
-        raise RequestError.build("the body is not JSON", who=who, found=str(error)) from None
-    if not isinstance(body_fields, dict):
-        raise RequestError.build("malformed order", who=who, found=shown(body_fields), expected="a JSON object")
-    try:
-        order = AddOrder.model_validate(body_fields)
-    except ValidationError as error:
-        mistakes = from_pydantic(error, AddOrder, "key")
-        raise RequestError(together([mistake.line(who) for mistake in mistakes], "key")) from None
+    fields = json_value(body, RequestError, "the body is not JSON", who=who)
+    require_mapping(fields, RequestError, "malformed order", who=who)
+    order = validate(AddOrder, fields, RequestError, "key", who)
     check_names(order.name, order.tenant or "")
     return order
 
@@ -150,7 +156,7 @@ def check_names(corpus: str, tenant: str) -> None:
     check_name("tenant", tenant, empty=True)
 
 
-def add_schema() -> dict[str, Any]:
+def add_order_schema() -> dict[str, Any]:
     """Return the JSON schema of `AddOrder` without external references, as OpenAPI requires."""
     schema = AddOrder.model_json_schema()
     document = schema.pop("$defs")[AddedDocument.__name__]

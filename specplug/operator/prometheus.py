@@ -13,8 +13,9 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from specplug.counts import MetricsSnapshot
 from specplug.errors import SettingsError
-from specplug.metrics import MetricsSnapshot, SpecMetrics
+from specplug.metrics import SpecMetrics
 
 _PER_SOURCE = {
     "target_steps": ("specplug_target_steps", "Rows that emitted tokens for a client, each once per engine step."),

@@ -6,21 +6,19 @@ operators only, see `specplug.operator.access`, but for `explain`, which serves 
 
 from __future__ import annotations
 
-import hashlib
-import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 
-from specplug.errors import EngineError, RequestError, SpecplugError
+from specplug.errors import RequestError, SpecplugError
 from specplug.explain.explanation import Explanation
-from specplug.operator.access import Operators
+from specplug.operator.access import Operators, Refusal
 from specplug.operator.control import Order
-from specplug.operator.corpus_admin import CorpusAdmin, status_of
+from specplug.operator.corpus_admin import CorpusAdmin, http_status
 from specplug.operator.explainer import Explainer
-from specplug.operator.orders import EXAMPLES, BodyError, add_schema, read_body, read_order
+from specplug.operator.orders import EXAMPLES, add_order_schema, read_body, read_order
 
 _EXAMPLES = {
     "off": {"value": {"mode": "off"}},
@@ -30,6 +28,7 @@ _EXAMPLES = {
 T = TypeVar("T")
 
 _CORPORA = "/specplug/corpora"
+_IN_PARTS = ", corpora.max_request_bytes. Send part of the documents, and the others with 'extend': true"
 
 Engines = list[Any]
 """What each engine of a server answers, by data-parallel rank."""
@@ -54,29 +53,17 @@ class OperatedServer:
     explainer: Explainer
 
 
-class Access(NamedTuple):
-    """The clients that the routes answer.
-
-    Attributes:
-        operators: those that have access.
-        keys: the server's own API keys, one of which is required where there is no operator's key; often none.
-    """
-
-    operators: Operators
-    keys: Sequence[str] = ()
-
-
 def attach(app: FastAPI, decorate: Callable[[Any], Any] = lambda route: route) -> None:
     """Add the routes to an app; an engine that marks its routes' functions does so with `decorate`.
 
-    They read the app's state: `specplug_access` is an `Access`; `specplug` is an `OperatedServer`, or None on a server
-    without specplug, where operators get a 404.
+    They read the app's state: `specplug_access` is its `Operators`; `specplug` is an `OperatedServer`, or None on a
+    server without specplug, where operators get a 404.
     """
 
     def add(path: str, route: Any, method: str, summary: str, guarded: Any = guard, **more: Any) -> None:
         # Not by a router: engines look for the marks among the app's own routes.
-        given = {"methods": [method], "tags": ["specplug"], "dependencies": [Depends(guarded)], "summary": summary}
-        app.add_api_route(path, decorate(route), **given, openapi_extra=more or None)
+        about = {"methods": [method], "tags": ["specplug"], "dependencies": [Depends(guarded)], "summary": summary}
+        app.add_api_route(path, decorate(route), **about, openapi_extra=more or None)
 
     what = "specplug's status: settings and their origins, sources, counts, faults, the operator's control"
     add("/specplug/status", read_status, "GET", what)
@@ -84,7 +71,7 @@ def attach(app: FastAPI, decorate: Callable[[Any], Any] = lambda route: route) -
     add("/specplug/mode", set_mode, "POST", what, requestBody=_json(Order.model_json_schema(), _EXAMPLES))
     add(_CORPORA, list_corpora, "GET", "The corpora that proposers draft from, by tenant, and problems of the store")
     what = "Add a corpus, or documents to a corpus; all documents are added or none"
-    add(_CORPORA, add_corpus, "POST", what, requestBody=_json(add_schema(), EXAMPLES))
+    add(_CORPORA, add_corpus, "POST", what, requestBody=_json(add_order_schema(), EXAMPLES))
     parameters = [_query("tenant", "the corpus's tenant"), _query("document", "remove only these documents", True)]
     what = "What drafted each token of an answer, and why it was slow, from the trace"
     named = [_query("request", "the answer's id, or the begin of it"), _query("tenant", "only of this tenant")]
@@ -95,101 +82,75 @@ def attach(app: FastAPI, decorate: Callable[[Any], Any] = lambda route: route) -
 
 async def read_status(request: Request) -> dict[str, Any]:
     """Answer `GET /specplug/status`."""
-    server = served(request)
-    return {"versions": server.versions(), "engines": await _answer(server.ask())}
+    server = find_server(request)
+    return {"versions": server.versions(), "engines": await _answered(server.ask())}
 
 
 async def set_mode(request: Request) -> dict[str, Any]:
     """Answer `POST /specplug/mode`."""
-    server = served(request)
-    try:
-        order = await read_order(request.stream(), "/specplug/mode")
-    except BodyError as error:
-        raise HTTPException(error.status, str(error)) from error
-    return {"engines": await _answer(server.order(order))}
+    server = find_server(request)
+    order = await _answered(read_order(request.stream(), "/specplug/mode"))
+    return {"engines": await _answered(server.order(order))}
 
 
 async def list_corpora(request: Request) -> dict[str, Any]:
     """Answer `GET /specplug/corpora`."""
-    return await _answered(served(request).corpora.listed(request.query_params.get("tenant")))
+    return await _answered(find_server(request).corpora.list_corpora(request.query_params.get("tenant")))
 
 
 async def add_corpus(request: Request) -> dict[str, Any]:
     """Answer `POST /specplug/corpora`."""
-    corpora = served(request).corpora
+    corpora = find_server(request).corpora
+    declared = request.headers.get("content-length", "")
     async with corpora.room:
-        body = await _body(request, corpora.most_bytes)
-        return await _answered(corpora.add(body, _CORPORA))
+        body = read_body(request.stream(), corpora.max_bytes, _CORPORA, declared=declared, hint=_IN_PARTS)
+        return await _answered(corpora.add(await _answered(body), _CORPORA))
 
 
 async def remove_corpus(request: Request) -> dict[str, Any]:
     """Answer `DELETE /specplug/corpora/{name}`."""
     query = request.query_params
     name = request.path_params["name"]
-    removing = served(request).corpora.remove(name, query.getlist("document"), query.get("tenant") or "")
-    return await _answered(removing)
+    return await _answered(
+        find_server(request).corpora.remove(name, query.getlist("document"), query.get("tenant") or "")
+    )
 
 
 async def explain(request: Request) -> Explanation:
     """Answer `GET /specplug/explain`."""
-    explainer = served(request).explainer
+    explainer = find_server(request).explainer
     query = request.query_params
     tenant, _ = explainer.reader(request.headers.raw)
-    explaining = explainer.explain(query.get("request", ""), query.get("tenant") if tenant is None else tenant)
-    return await _answered(explaining)
-
-
-async def _body(request: Request, most: int) -> bytearray:
-    """Return the request's body.  Refuse one above `most` bytes, as soon as that is known, or one too slow."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > most:
-        raise _too_large(f"{declared} bytes", most)
-    try:
-        return await read_body(request.stream(), most)
-    except BodyError as error:
-        if error.status == 413:
-            raise _too_large(f"more than {most} bytes", most) from None
-        raise HTTPException(error.status, f"{_CORPORA}: {error}") from None
-
-
-def _too_large(found: str, most: int) -> HTTPException:
-    what = f"{_CORPORA}: the body is too large; found {found}; expected at most {most}, corpora.max_request_bytes"
-    return HTTPException(413, f"{what}. Send part of the documents, and the others with 'extend': true")
+    return await _answered(explainer.explain(query.get("request", ""), tenant or query.get("tenant")))
 
 
 async def guard(request: Request) -> None:
     """Refuse everyone except operators."""
-    access: Access = request.app.state.specplug_access
-    refused = access.operators.refusal(request.scope)
-    if refused is not None:
-        raise HTTPException(refused.status, refused.message)
-    if not access.operators.have_key:
-        _require_api_key(request)
-    served(request)
+    operators: Operators = request.app.state.specplug_access
+    _refuse(operators.refusal(request.scope))
+    find_server(request)
 
 
 async def guard_reader(request: Request) -> None:
     """Refuse everyone except operators, and tenants whom their API keys identify."""
     server: OperatedServer | None = request.app.state.specplug
+    operators: Operators = request.app.state.specplug_access
     try:
         is_tenant = server is not None and server.explainer.reader(request.headers.raw)[1]
     except RequestError as error:
         raise HTTPException(400, str(error)) from error
     if is_tenant:
-        _require_api_key(request)
+        _refuse(operators.api_key_refusal(request.scope))
     else:
         await guard(request)
 
 
-def _require_api_key(request: Request) -> None:
-    """Refuse a request that shows none of the server's own API keys, if it has any."""
-    keys = request.app.state.specplug_access.keys
-    scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
-    if keys and (scheme.lower() != "bearer" or not any(_are_equal(shown, key) for key in keys)):
-        raise HTTPException(401, "Unauthorized")
+def _refuse(refusal: Refusal | None) -> None:
+    if refusal is not None:
+        raise HTTPException(refusal.status, refusal.message)
 
 
-def served(request: Request) -> OperatedServer:
+def find_server(request: Request) -> OperatedServer:
     """Return the server that a request reaches."""
     server: OperatedServer | None = request.app.state.specplug
     if server is None:
@@ -197,19 +158,11 @@ def served(request: Request) -> OperatedServer:
     return server
 
 
-async def _answer(pending: Awaitable[Engines]) -> Engines:
-    """Return the engines' answer; an engine's failure is a 500."""
-    try:
-        return await pending
-    except EngineError as error:
-        raise HTTPException(500, str(error)) from error
-
-
 async def _answered(pending: Awaitable[T]) -> T:
     try:
         return await pending
     except SpecplugError as error:
-        raise HTTPException(status_of(error), str(error)) from error
+        raise HTTPException(http_status(error), str(error)) from error
 
 
 def _json(schema: dict[str, Any], examples: dict[str, Any]) -> dict[str, Any]:
@@ -220,8 +173,3 @@ def _query(name: str, description: str, several: bool = False) -> dict[str, Any]
     text = {"type": "string"}
     schema = {"type": "array", "items": text} if several else text
     return {"name": name, "in": "query", "description": description, "required": False, "schema": schema}
-
-
-def _are_equal(one: str, other: str) -> bool:
-    """Compare keys, in a time that tells nothing about either."""
-    return secrets.compare_digest(*(hashlib.sha256(key.encode()).digest() for key in (one, other)))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from specplug.errors import SpecplugError
+from specplug.errors import SpecplugError, describe
+from specplug.plugins.registry import default_registry
+from specplug.plugins.specs import ENGINE_DRAFTER, HYBRID, ProposerSpec
+from specplug.types.caps import EngineCaps
 
 if TYPE_CHECKING:
     from specplug.settings.model import Settings
+
+_log = logging.getLogger(__name__)
 
 DEBUG_VARIABLE = "SPECPLUG_DEBUG"
 """Environment variable that shows tracebacks, as the command line's ``--debug`` does."""
@@ -36,6 +43,41 @@ def show_message_only() -> None:
 
     show._specplug = True  # type: ignore[attr-defined]
     sys.excepthook = show
+
+
+def refuse_missing(settings: Settings, device: str) -> None:
+    """Refuse proposers that lack what they need, such as a draft model, before the target's weights are loaded.
+
+    They say so where they declare their memory.  Other errors there are the workers', whose context has more.
+
+    Args:
+        settings: the server's settings.
+        device: the type of the target's device.
+
+    Raises:
+        SpecplugError: a worker would raise it minutes later.
+    """
+    import torch
+
+    from specplug.interfaces import PluginContext
+    from specplug.settings.checks import plugin_options
+
+    registry = default_registry()
+    context = PluginContext(EngineCaps(max_draft_length=settings.num_speculative_tokens), device=torch.device(device))
+    names = [settings.proposer, *settings.extra_proposers]
+    if HYBRID in names:
+        options: Any = plugin_options(settings, registry.get(ProposerSpec, HYBRID))
+        names += [options.lookup, options.model]
+    for name in names:
+        if name == ENGINE_DRAFTER:
+            continue
+        spec = registry.get(ProposerSpec, name)
+        try:
+            spec.memory_for(replace(context, options=plugin_options(settings, spec)))
+        except SpecplugError:
+            raise
+        except Exception as error:
+            _log.debug("whether %s starts is not known yet: %s", name, describe(error))
 
 
 def start_line(settings: Settings, most: int, *engine: str, status: str = "") -> str:

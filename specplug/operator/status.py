@@ -1,22 +1,59 @@
-"""Status of a running server as plain data: dicts, lists, strings and numbers."""
+"""Status of a running server: plain data, and what an operator wants to know first of it.
+
+Policies and proposers report what they like of themselves, so a report of another form is passed over.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
 
 from specplug.faults import status_of
+from specplug.mistakes import flatten
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import EngineCaps, Ragged
+
+R = TypeVar("R", bound=BaseModel)
+
+REASONS = ("drafting", "probing", "paused", "off by policy", "off by operator", "no step yet")
+"""Why the newest plan has drafts or none; docs/operations.md has the meanings."""
+
+_Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class PolicyDecision(BaseModel):
+    """What a policy reports of its newest decision.
+
+    Attributes:
+        draft_length: that it decided on; single steps may have another.
+        why: the reason in words.
+        speed_up: tokens per second with drafts, relative to none, lately.
+    """
+
+    draft_length: int
+    why: str = ""
+    speed_up: _Factor | None = None
+
+
+class CorpusTotals(NamedTuple):
+    """The corpora that an engine drafts from, of all tenants together, and the store's problems."""
+
+    corpora: int
+    tokens: int
+    problems: int
+
+
+class _Store(BaseModel):
+    tenants: dict[str, dict[str, Annotated[int, Field(ge=0)]]]
+    problems: list[Any]
 
 
 def reported_settings(resolved: ResolvedSettings) -> dict[str, dict[str, Any]]:
     """Return every setting's value and the layer that set it, by dotted key."""
-    reported: dict[str, dict[str, Any]] = {}
-    plain = resolved.settings.model_dump(mode="json")
-    for key, origin in resolved.origins.items():
-        reported[key] = {"value": _at(plain, key), "origin": origin}
-    return reported
+    plain = flatten(resolved.settings.model_dump(mode="json"))
+    return {key: {"value": value, "origin": resolved.origins[key]} for key, value in plain}
 
 
 def reported_rows(caps: EngineCaps) -> str:
@@ -34,7 +71,7 @@ def by_plugin(faults: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]
     return reported
 
 
-def counting(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def counting_parts(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the parts of an engine's status that hold counts.
 
     They are those of its drafting workers, or the scheduler's if the engine's own drafter drafts.
@@ -48,9 +85,34 @@ def reported_details(proposers: Mapping[str, object]) -> dict[str, Any]:
     return {name: status for name, status in found.items() if status}
 
 
-def _at(tree: Any, key: str) -> Any:
-    """Return the value at a dotted key, whose parts may contain dots themselves."""
-    if not key:
-        return tree
-    part = next(part for part in tree if key == part or key.startswith(f"{part}."))
-    return _at(tree[part], key[len(part) + 1 :])
+def decision(policy: Mapping[str, Any]) -> PolicyDecision | None:
+    """Return the decision in the status of a policy, or of the first of joined policies that reports one."""
+    return next(_valid(PolicyDecision, [policy, *policy.values()]), None)
+
+
+def reason(steps: int, ceiling: int | None, draft_length: int, policy: Mapping[str, Any]) -> str:
+    """Return which of `REASONS` explains the draft length of the newest of so many plans."""
+    if ceiling == 0:
+        return "off by operator"
+    if not steps:
+        return "no step yet"
+    decided = decision(policy)
+    if decided is None or (draft_length > 0) == (decided.draft_length > 0):
+        return "drafting" if draft_length else "off by policy"
+    return "probing" if draft_length else "paused"
+
+
+def corpus_totals(details: Mapping[str, Any]) -> CorpusTotals | None:
+    """Return the totals of the first proposer that reports a store; None if none does."""
+    for store in _valid(_Store, details.values()):
+        sizes = [tokens for corpora in store.tenants.values() for tokens in corpora.values()]
+        return CorpusTotals(len(sizes), sum(sizes), len(store.problems))
+    return None
+
+
+def _valid(schema: type[R], reports: Any) -> Iterator[R]:
+    for report in reports:
+        try:
+            yield schema.model_validate(report)
+        except ValidationError:
+            continue

@@ -43,6 +43,6 @@ def specplug_register_verifiers(register: Callable[[VerifierSpec], None]) -> Non
 @hookimpl
 def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
     """Register the checks of `specplug doctor` that need no engine."""
-    doctor = "specplug.tools.cli.doctor"
-    register(CheckSpec(name="environment", factory=f"{doctor}:environment", summary="versions and devices"))
-    register(CheckSpec(name="plug-ins", factory=f"{doctor}:plugins", summary="every plug-in loads"))
+    own = "specplug.tools.cli.machine"
+    register(CheckSpec(name="environment", factory=f"{own}:environment", summary="versions and devices"))
+    register(CheckSpec(name="plug-ins", factory=f"{own}:plugins", summary="every plug-in loads"))

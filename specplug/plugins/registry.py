@@ -38,6 +38,9 @@ _HOOKS: dict[str, type[PluginSpec]] = {
     "specplug_register_checks": CheckSpec,
 }
 
+KINDS: dict[str, type[PluginSpec]] = {spec.kind: spec for spec in _HOOKS.values()}
+"""Every kind of plug-in, in the order of listings."""
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:
@@ -114,24 +117,17 @@ class Registry:
                 impl.function(register)
 
     def _take(self, owner: Owner, hook: str, expected: type[PluginSpec], spec: PluginSpec) -> None:
+        wrong: tuple[str, str, str] | None = None
         if type(spec) is not expected:
-            raise PluginError.build(
-                "wrong kind of plug-in", who=hook, found=type(spec).__name__, expected=expected.__name__
-            )
-        if spec.kind == ProposerSpec.kind and spec.name == ENGINE_DRAFTER:
-            raise PluginError.build(
-                "reserved name",
-                who=hook,
-                found=repr(spec.name),
-                expected="a name other than the engine's own drafter's",
-            )
-        if spec.kind == PolicySpec.kind and JOINS_POLICIES in spec.name:
-            raise PluginError.build(
-                "reserved character",
-                who=hook,
-                found=repr(spec.name),
-                expected=f"a name without {JOINS_POLICIES!r}, which joins the names of policies",
-            )
+            wrong = ("wrong kind of plug-in", type(spec).__name__, expected.__name__)
+        elif spec.kind == ProposerSpec.kind and spec.name == ENGINE_DRAFTER:
+            wrong = ("reserved name", repr(spec.name), "a name other than the engine's own drafter's")
+        elif spec.kind == PolicySpec.kind and JOINS_POLICIES in spec.name:
+            wanted = f"a name without {JOINS_POLICIES!r}, which joins the names of policies"
+            wrong = ("reserved character", repr(spec.name), wanted)
+        if wrong is not None:
+            what, found, wanted = wrong
+            raise PluginError.build(what, who=hook, found=found, expected=wanted)
         self._entries[spec.kind].setdefault(spec.name, []).append(PluginEntry(spec, owner))
 
     @contextmanager

@@ -175,7 +175,7 @@ class PolicySpec(PluginSpec):
         return resolve(self.trimmer, f"policy {self.name!r}")(*args, **kwargs)
 
 
-def trimming(policies: Sequence[PolicySpec]) -> PolicySpec:
+def trimming_policy(policies: Sequence[PolicySpec]) -> PolicySpec:
     """Return the one of several joined policies whose trim half runs: the one that does not take the default.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Request fields: `schema`, `parsing` of one request, a server's `front_end`, and the wire form between processes."""
+"""Request fields: where they stand (`arguments`), what they may be (`schema`), `parsing`, and the `wire` form."""

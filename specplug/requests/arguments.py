@@ -14,38 +14,38 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from specplug.errors import RequestError, SpecplugError, suggest
-from specplug.requests.parsing import as_mapping, from_json
+from specplug.errors import RequestError, SpecplugError, quote, suggest
+from specplug.mistakes import json_value, require_mapping
 from specplug.requests.schema import RequestFields
 from specplug.requests.wire import WIRE_KEY, is_encoded
-from specplug.settings.mistakes import shown
 
 _log = logging.getLogger("specplug")
 
 PREFIX = f"{WIRE_KEY}_"
 _FIELDS = tuple(RequestFields.model_fields)
 _BOOLEANS: dict[object, bool] = {0: False, 1: True, "0": False, "1": True, "false": False, "true": True}
-_LONGEST_FIELD = 64
-_MOST_COMPARED = 16  # keys of one request; comparing takes some microseconds of the event loop's time each
-_MOST_WARNED = 32
-_MOST_ITEMS = 10_000
+_MALFORMED = "malformed request fields"
+_MAX_FIELD = 64
+_MAX_COMPARED = 16  # keys of one request; comparing takes some microseconds of the event loop's time each
+_MAX_WARNED = 32
+_MAX_ITEMS = 10_000
 _warned: set[object] = set()
-_DEEPEST = 8  # nesting levels that are inspected; valid fields have fewer
+_MAX_DEPTH = 8  # nesting levels that are inspected; valid fields have fewer
 _LONG_FORM = {
     "references": re.compile(r'\s*(?:\[\s*)?\{\s*"(?:text|token_ids|name)"\s*:'),
     "documents": re.compile(r'\s*(?:\[\s*)?\{\s*"(?:name|corpus)"\s*:'),
 }
 
 
-def are_given(extra_args: Mapping[str, Any] | None) -> bool:
+def has_fields(extra_args: Mapping[str, Any] | None) -> bool:
     """Return whether a request has specplug fields that are not parsed yet."""
     if not extra_args:
         return False
-    given = any(map(_is_ours, extra_args)) and not is_encoded(extra_args)
-    for key in itertools.islice(extra_args, _MOST_COMPARED):
+    has_own = any(map(_is_ours, extra_args)) and not is_encoded(extra_args)
+    for key in itertools.islice(extra_args, _MAX_COMPARED):
         if not _is_ours(key):
             _warn_of_near_miss(key)
-    return given
+    return has_own
 
 
 def split(extra_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
@@ -56,12 +56,12 @@ def split(extra_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, A
     """
     ours = {key: value for key, value in extra_args.items() if _is_ours(key)}
     rest = {key: value for key, value in extra_args.items() if key not in ours}
-    fields = dict(as_mapping(ours.pop(WIRE_KEY, None)))
+    fields = _mapping(ours.pop(WIRE_KEY, None))
     for key, value in ours.items():
         name = key.removeprefix(PREFIX)
         if name not in _FIELDS:
             remedy = suggest(key, [PREFIX + field for field in _FIELDS])
-            raise RequestError.build(f"unknown request field {shown(key)}", found=shown(value), remedy=remedy)
+            raise RequestError.build(f"unknown request field {quote(key)}", found=quote(value), remedy=remedy)
         if name in fields:
             raise _given_twice(name, f"{key!r}, and {name!r} inside {WIRE_KEY!r}")
         fields[name] = _value(name, value)
@@ -77,29 +77,29 @@ def with_prediction(extra_args: Mapping[str, Any] | None, prediction: object) ->
     Raises:
         RequestError: the prediction is a text, or specplug's fields also hold one.
     """
-    given = dict(extra_args or {})
-    if is_encoded(given):
-        return given
+    merged = dict(extra_args or {})
+    if is_encoded(merged):
+        return merged
     key = f"{PREFIX}prediction"
-    if key in given:
+    if key in merged:
         raise _given_twice("prediction", f"the request's own 'prediction', and {key!r}")
     if isinstance(prediction, str):  # which `specplug_prediction` may be
         what = "bad value for request field 'prediction'"
         expected = "OpenAI's object with 'type' and 'content'"
-        raise RequestError.build(what, found=shown(prediction), expected=expected)
-    return {**given, key: prediction}
+        raise RequestError.build(what, found=quote(prediction), expected=expected)
+    return {**merged, key: prediction}
 
 
 def characters(extra_args: Mapping[str, Any]) -> int:
     """Return the approximate number of characters to parse, keys included, without decoding JSON strings.
 
-    It runs on the event loop, so only `_MOST_ITEMS` entries of lists and objects are counted; valid fields have fewer.
+    It runs on the event loop, so only `_MAX_ITEMS` entries of lists and objects are counted; valid fields have fewer.
     """
     ours = {key: value for key, value in extra_args.items() if _is_ours(key)}
     total = 0
-    left = _MOST_ITEMS
+    left = _MAX_ITEMS
     level: list[object] = [ours]
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         total = total + len(level)
         left = left - len(level)
         below: list[object] = []
@@ -118,26 +118,33 @@ def characters(extra_args: Mapping[str, Any]) -> int:
     return total
 
 
+def _mapping(value: object) -> dict[str, Any]:
+    """Return the fields given together, as a mapping or as JSON; null means none."""
+    if isinstance(value, str):
+        value = json_value(value, RequestError, _MALFORMED, expected="a JSON object")
+    return dict(require_mapping({} if value is None else value, RequestError, _MALFORMED))
+
+
 def _is_ours(key: object) -> bool:
     return isinstance(key, str) and (key == WIRE_KEY or key.startswith(PREFIX))
 
 
 def _warn_of_near_miss(key: object) -> None:
     """Log once that a key which specplug ignores resembles one of its fields."""
-    if key in _warned or len(_warned) >= _MOST_WARNED or not isinstance(key, str):
+    if key in _warned or len(_warned) >= _MAX_WARNED or not isinstance(key, str):
         return
     meant = _meant(key)
     if meant is not None:
         _warned.add(key)
-        _log.warning("requests say %s, which is no field of specplug's; did they mean %r?", shown(key), meant)
+        _log.warning("requests say %s, which is no field of specplug's; did they mean %r?", quote(key), meant)
 
 
 def _meant(key: str) -> str | None:
     """Return the field whose name a key resembles, or None."""
     if key in _FIELDS:
         return PREFIX + key
-    plain = re.sub("[^a-z]+", "_", key[:_LONGEST_FIELD].lower()).replace("spec_plug", WIRE_KEY)
-    if len(key) > _LONGEST_FIELD or not plain.startswith("spec"):
+    plain = re.sub("[^a-z]+", "_", key[:_MAX_FIELD].lower()).replace("spec_plug", WIRE_KEY)
+    if len(key) > _MAX_FIELD or not plain.startswith("spec"):
         return None
     return next(iter(difflib.get_close_matches(plain, (WIRE_KEY, *(PREFIX + each for each in _FIELDS)), 1, 0.8)), None)
 
@@ -156,7 +163,8 @@ def _value(name: str, value: Any) -> Any:
     if name == "prediction" and isinstance(value, str):
         return {"type": "content", "content": value}
     if isinstance(value, str) and name in _LONG_FORM and _LONG_FORM[name].match(value):
-        return from_json(value, f"{name} as JSON; to give a text that begins like them, use the long form")
+        expected = f"{name} as JSON; to give a text that begins like them, use the long form"
+        return json_value(value, RequestError, _MALFORMED, expected=expected)
     if name == "references" and isinstance(value, (list, tuple)) and value and isinstance(value[0], (int, float)):
         return {"token_ids": value}  # a list of ids rather than of texts
     return value

@@ -9,7 +9,6 @@ without that client's key.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -21,8 +20,8 @@ from typing import Any
 
 from specplug.corpus.names import check_name
 from specplug.errors import RequestError, SettingsError, SpecplugError
+from specplug.mistakes import json_object
 from specplug.requests import predicted
-from specplug.settings.mistakes import no_duplicates
 from specplug.settings.model import Limits, TenantSettings
 
 SECRET_VARIABLE = "SPECPLUG_CLIENT_SECRET"
@@ -74,13 +73,13 @@ def _values(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     return [value for name, value in headers if name.lower() in _KEYS]
 
 
-def current() -> RequestClient | None:
+def current_client() -> RequestClient | None:
     """Return the client whose request is being served; set by `Clients`."""
     return _current.get()
 
 
 class Clients:
-    """ASGI middleware that makes the client, and `predicted.current`, available to the code that serves its request."""
+    """ASGI middleware that makes the client and its prediction available to the code that serves its request."""
 
     def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]]) -> None:
         self._app = app
@@ -136,42 +135,42 @@ class Quota:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._held: Counter[str] = Counter()
+        self._reserved: Counter[str] = Counter()
 
     @property
-    def held(self) -> int:
+    def reserved_tokens(self) -> int:
         """Tokens that all clients hold."""
-        return self._held.total()
+        return self._reserved.total()
 
-    def hold(self, client: str, tokens: int) -> Callable[[], None]:
+    def reserve(self, client: str, tokens: int) -> Callable[[], None]:
         """Count tokens of a client; return a function that stops counting them, once however often it is called.
 
         Raises:
             BusyError: the client or the server would hold too many.
         """
         limits = (
-            ("of this client", "max_client_reference_tokens", self._held[client]),
-            ("of all clients", "max_server_reference_tokens", self.held),
+            ("of this client", "max_client_reference_tokens", self._reserved[client]),
+            ("of all clients", "max_server_reference_tokens", self.reserved_tokens),
         )
-        for whose, limit, held in limits:
-            most = getattr(self._limits, limit)
-            found = held + tokens
-            if found > most:
+        for whose, setting, reserved in limits:
+            limit = getattr(self._limits, setting)
+            total = reserved + tokens
+            if total > limit:
                 raise BusyError.build(
                     f"requests {whose} hold too many reference tokens",
                     who="request fields",
-                    found=f"{found} with this request, each of its prompts and samples counted",
-                    expected=f"at most {most}, limits.{limit}",
+                    found=f"{total} with this request, each of its prompts and samples counted",
+                    expected=f"at most {limit}, limits.{setting}",
                     remedy="Send it again when others have finished, with smaller references, or with fewer samples",
                 )
-        self._held[client] += tokens
+        self._reserved[client] += tokens
         left = [tokens]
 
         def release() -> None:
             if left:
-                self._held[client] -= left.pop()
-                if self._held[client] <= 0:
-                    del self._held[client]
+                self._reserved[client] -= left.pop()
+                if self._reserved[client] <= 0:
+                    del self._reserved[client]
 
         return release
 
@@ -235,15 +234,15 @@ def _checked(name: str) -> str:
 def _read(path: Path) -> Mapping[str, str]:
     """Return the tenants by the SHA-256 of API keys."""
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_duplicates)
-    except (OSError, ValueError, RecursionError) as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
         raise SettingsError.build("cannot read the tenants of keys", who=str(path), found=str(error)) from error
-    wrong = not isinstance(found, dict) or next((key for key in found if not _DIGEST.fullmatch(key)), None)
-    if wrong:
+    tenants = json_object(text, SettingsError, "malformed tenants of keys", who=str(path))
+    if not all(map(_DIGEST.fullmatch, tenants)):
         raise SettingsError.build(
             "malformed tenants of keys",
             who=str(path),
-            found="an entry that is no digest" if wrong is not True else type(found).__name__,
+            found="an entry that is no digest",
             expected="a JSON object with the SHA-256 of each API key, 64 hexadecimal digits, and its tenant",
         )
-    return {key: check_name("tenant", name) for key, name in found.items()}
+    return {key: check_name("tenant", name) for key, name in tenants.items()}

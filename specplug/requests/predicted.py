@@ -34,6 +34,7 @@ class _Followed:
         self._seen = np.zeros(len(prediction), np.bool_)
         self._newest: deque[int] = deque(maxlen=min(_RUN, len(prediction)))
         self._next = 0  # the place after the last token that was followed; -1 after a difference
+        self._num_unmatched = 0  # newest tokens that are not counted
         self.count = 0
 
     def extend(self, token_ids: Iterable[int]) -> None:
@@ -45,7 +46,10 @@ class _Followed:
                 self._seen[place] = True
             else:
                 place = self._found()
-                self._seen[max(0, place + 1 - len(self._newest)) : place + 1] = True
+                self._num_unmatched = min(self._num_unmatched + 1, len(self._newest))
+                self._seen[max(0, place + 1 - self._num_unmatched) : place + 1] = True
+            if place >= 0:
+                self._num_unmatched = 0
             self._next = place + 1 if place >= 0 else -1
         self.count = int(np.count_nonzero(self._seen))
 
@@ -98,6 +102,6 @@ def begin() -> Predicted:
     return predicted
 
 
-def current() -> Predicted | None:
+def current_prediction() -> Predicted | None:
     """Return what `begin` began for the HTTP request that is being served, or None."""
     return _current.get()

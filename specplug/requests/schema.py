@@ -1,34 +1,22 @@
-"""Schema of the fields of one request, as sent over HTTP: names, types, limits, short forms, and token ids.
-
-Token ids are parsed piece by piece, so that a million of them do not block other threads.
-"""
+"""Schema of the fields of one request, as sent over HTTP: names, types, limits and short forms."""
 
 from __future__ import annotations
 
-import binascii
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from specplug.errors import RequestError
-from specplug.settings.mistakes import shown
+from specplug.requests.references import Ids, parsed_ids
 from specplug.settings.model import MAX_SPECULATIVE_TOKENS, Section
-
-Ids = npt.NDArray[np.integer]
-
-_PIECE = 1 << 14
-_INT32 = np.dtype("<i4")
 
 MAX_NAME = 256
 """Longest name of a tenant, a corpus or a document, in characters."""
 
-MOST_KEYS = 32
+MAX_KEYS = 32
 """Most keys of one object; `RequestFields` has fewer fields."""
 
-MOST_PARTS = 1024
+MAX_PARTS = 1024
 """Most parts of a prediction."""
 
 
@@ -37,48 +25,6 @@ def as_list(value: object) -> list[object]:
     if isinstance(value, (list, tuple)):
         return list(value)
     return [] if value is None else [value]
-
-
-def parsed_ids(value: object) -> Ids:
-    """Return [n] integers, not yet checked against a vocabulary.
-
-    Other threads run between pieces; a conversion in one call would block them for tens of milliseconds.
-
-    Args:
-        value: a list or tuple of integers, an array of them, or base64 text of little-endian 32-bit integers.
-
-    Raises:
-        ValueError: `value` is none of these; the message says what was expected.
-    """
-    if isinstance(value, str):
-        return _from_base64(value)
-    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu":
-        return value.copy()
-    if not isinstance(value, (list, tuple)):
-        raise ValueError("a list of token ids, or base64 of them as little-endian 32-bit integers")
-    ids = np.empty(len(value), dtype=np.int64)
-    for start in range(0, len(value), _PIECE):
-        _convert(value[start : start + _PIECE], ids[start : start + _PIECE], start)
-    return ids
-
-
-def in_vocabulary(field: str, ids: Ids | Sequence[int], vocab_size: int) -> npt.NDArray[np.int32]:
-    """Return [n] int32, all of them in [0, vocab_size).
-
-    Raises:
-        RequestError: an id is out of range; the message names the request field, the id and its index.
-    """
-    ids = np.asarray(ids) if len(ids) else np.empty(0, dtype=np.int32)
-    wrong = (ids < 0) | (ids >= vocab_size)
-    if wrong.any():
-        index = int(wrong.argmax())
-        raise RequestError.build(
-            f"token id outside the vocabulary in request field {field!r}",
-            found=f"{ids[index]} as entry {index}",
-            expected=f"0 to {vocab_size - 1}",
-            remedy="Send the text instead, or ids of the served model's tokenizer",
-        )
-    return ids.astype(np.int32, copy=False)
 
 
 def _text(value: object) -> str:
@@ -97,8 +43,8 @@ def _long_form(key: str) -> BeforeValidator:
 
 
 def _parts(value: object) -> object:
-    if isinstance(value, (list, tuple)) and len(value) > MOST_PARTS:
-        raise ValueError(f"at most {MOST_PARTS} parts")
+    if isinstance(value, (list, tuple)) and len(value) > MAX_PARTS:
+        raise ValueError(f"at most {MAX_PARTS} parts")
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
@@ -114,8 +60,8 @@ class Fields(Section):
     @model_validator(mode="before")
     @classmethod
     def _few_keys(cls, value: object) -> object:
-        if isinstance(value, Mapping) and len(value) > MOST_KEYS:
-            raise ValueError(f"at most {MOST_KEYS} keys")
+        if isinstance(value, Mapping) and len(value) > MAX_KEYS:
+            raise ValueError(f"at most {MAX_KEYS} keys")
         return value
 
 
@@ -206,30 +152,3 @@ class RequestFields(Fields):
         description="requests of one group draft from each other's answers while they run; those on the same prompt "
         "are one without it",
     )
-
-
-def _convert(piece: Sequence[Any], out: npt.NDArray[np.int64], start: int) -> None:
-    if set(map(type, piece)) <= {int}:  # excludes bool, a subclass of int
-        try:
-            out[:] = piece
-            return
-        except OverflowError:
-            pass
-    index = next(i for i, token in enumerate(piece) if type(token) is not int or not -(2**63) <= token < 2**63)
-    kind = "integers of 64 bits" if type(piece[index]) is int else "integers"
-    raise ValueError(f"{kind} only; entry {start + index} is {shown(piece[index])}")
-
-
-def _from_base64(text: str) -> Ids:
-    pieces = []
-    try:
-        for start in range(0, len(text), 4 * _PIECE):
-            pieces.append(binascii.a2b_base64(text[start : start + 4 * _PIECE], strict_mode=True))
-    except ValueError as error:
-        raise ValueError(f"base64 of little-endian 32-bit integers, or a list of token ids; {error}") from None
-    if any(len(piece) < 3 * _PIECE for piece in pieces[:-1]):
-        raise ValueError("base64 of little-endian 32-bit integers; padding stands before the end")
-    data = b"".join(pieces)
-    if len(data) % _INT32.itemsize:
-        raise ValueError(f"base64 of little-endian 32-bit integers; {len(data)} bytes are no multiple of 4")
-    return np.frombuffer(data, dtype=_INT32)

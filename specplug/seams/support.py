@@ -104,7 +104,7 @@ class Support:
         self.available = functools.cache(self._available)
         self.warn_untested = functools.cache(self._warn_untested)
 
-    def moved(self, *parts: str) -> list[str]:
+    def moved_seams(self, *parts: str) -> list[str]:
         """Return what has moved, in this process's engine, among the seams that parts of the adapter use."""
         return [line for seam in self._applying() if not {*parts}.isdisjoint(seam.where) for line in problems(seam)]
 
@@ -114,9 +114,9 @@ class Support:
         For `InstalledEngine`, which imports the engine in another process.
         """
         needed = {part for seam in self._seams for part in seam.where} - self._optional.keys()
-        off = {part: self.moved(part) for part in self._optional}
+        off = {part: self.moved_seams(part) for part in self._optional}
         described = [f"{'; '.join(gone)} (off: {self._optional[part]})" for part, gone in off.items() if gone]
-        reported = {"seams": len(self._applying()), "moved": self.moved(*needed), "off": described}
+        reported = {"seams": len(self._applying()), "moved": self.moved_seams(*needed), "off": described}
         print(f"\n{MARK}{json.dumps(reported)}", flush=True)
 
     def _applying(self) -> list[Seam]:
@@ -129,14 +129,14 @@ class Support:
         judgement = self._versions.judge(version)
         if judgement == "too old":
             raise self._refusal(f"this {engine} is too old", version)
-        gone = self.moved(part)
+        gone = self.moved_seams(part)
         if gone:
             raise self._refusal(f"{engine} has moved: {'; '.join(gone)}", version)
         if judgement == "untested":
             self.warn_untested(version)
 
     def _available(self, part: str) -> bool:
-        gone = self.moved(part)
+        gone = self.moved_seams(part)
         engine = self._versions.engine
         if gone:
             text = "%s: %s has moved: %s; found %s %s; expected %s. The server runs; off: %s"

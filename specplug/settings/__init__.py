@@ -4,36 +4,7 @@
 option models, never by hot-path modules.
 """
 
-from specplug.settings.model import (
-    MAX_SPECULATIVE_TOKENS,
-    CorporaSettings,
-    Faults,
-    Limits,
-    Settings,
-    TraceSettings,
-    leaves,
-)
-from specplug.settings.sources import (
-    CONFIG_VARIABLE,
-    DEFAULT_ORIGIN,
-    KINDS,
-    ResolvedSettings,
-    load_settings,
-    plugin_options,
-)
+from specplug.settings.model import CorporaSettings, Limits, Settings
+from specplug.settings.sources import ResolvedSettings, load_settings
 
-__all__ = [
-    "CONFIG_VARIABLE",
-    "DEFAULT_ORIGIN",
-    "KINDS",
-    "MAX_SPECULATIVE_TOKENS",
-    "CorporaSettings",
-    "Faults",
-    "Limits",
-    "ResolvedSettings",
-    "Settings",
-    "TraceSettings",
-    "leaves",
-    "load_settings",
-    "plugin_options",
-]
+__all__ = ["CorporaSettings", "Limits", "ResolvedSettings", "Settings", "load_settings"]

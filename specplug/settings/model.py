@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -233,10 +232,10 @@ class Settings(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_policy(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and given.get("proposer") == ENGINE_DRAFTER:
-            return {"policy": ENGINE_DRAFTER_POLICY, **given}
-        return given
+    def _default_policy(cls, layer: Any) -> Any:
+        if isinstance(layer, Mapping) and layer.get("proposer") == ENGINE_DRAFTER:
+            return {"policy": ENGINE_DRAFTER_POLICY, **layer}
+        return layer
 
     @field_validator("policy")
     @classmethod
@@ -279,22 +278,3 @@ class TypicalSettings(ThresholdSettings):
         description="epsilon of typical acceptance, whose delta is its square root, for requests that name no "
         "acceptance_threshold; 1 is lossless",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One setting that can be given, by its dotted key."""
-
-    key: str
-    default: object
-    description: str
-
-
-def leaves(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[Leaf]:
-    """Yield every setting of `model`, with sections expanded to their fields."""
-    for name, field in model.model_fields.items():
-        nested = field.annotation
-        if isinstance(nested, type) and issubclass(nested, BaseModel):
-            yield from leaves(nested, f"{prefix}{name}.")
-        else:
-            yield Leaf(prefix + name, field.get_default(call_default_factory=True), field.description or "")

@@ -45,7 +45,7 @@ class Choices:
                 self._without.add(event.slot)
 
     @property
-    def num_running(self) -> int:
+    def num_requests(self) -> int:
         """Number of requests that hold slots."""
         return sum(map(len, self._slots))
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
-from specplug.launching import Around, Number, RowWork, recording
-from specplug.steps.device_rows import DeviceRows, DeviceStep, Drafted, KeptRows, Taken
+from specplug.launching import Around, Number, RowWork, record_launches
+from specplug.steps.device_step import DeviceBatch, DeviceStep
 from specplug.steps.draft_buffers import shift_sources
 from specplug.steps.draft_report import NO_DRAFTS, DraftReport, engine_tokens_after, may_report, survival_sums
 from specplug.steps.draft_stage import DraftStage
@@ -33,9 +33,9 @@ from specplug.steps.sanitize import sanitize
 from specplug.steps.slots import SlotTable
 from specplug.steps.stops import StopDetector
 from specplug.types.caps import Distribution
-from specplug.types.step import Draft, EngineBatch, StepPlan
+from specplug.types.step import NO_SPECULATION, Draft, EngineBatch, StepPlan
 
-MOST_VIEWS = 64
+MAX_VIEWS = 64
 """Views of the draft buffer that are kept."""
 
 
@@ -78,12 +78,12 @@ class DeviceSteps:
         self._around = around if isinstance(around, Around) else None
         self._state = DeviceState.of(stage, slots.table, stops.stopped)
         self._columns = DeviceColumns.allocate(stage)
-        self._rows = KeptRows(self._columns, vocab_size)
+        self._batch = DeviceBatch(self._columns, vocab_size)
         self._views: dict[tuple[int, ...], Draft] = {}
         self._sums = DraftSums.allocate(stage)
         self._records = self._sums.records.numpy()
         self._recorded = self._read = 0  # steps with a record, and those of them whose record has been read
-        self._again: dict[bool, Repeated[Taken] | None] = {}
+        self._again: dict[bool, Repeated | None] = {}
         self._unused = 0  # steps in a row whose drafts held none of the engine's tokens
         self.report = NO_DRAFTS
         self.may_report = may_report(stage)
@@ -101,7 +101,7 @@ class DeviceSteps:
 
     def take(
         self,
-        facts: Rows,
+        rows: Rows,
         engine: EngineRows,
         outputs: DraftOutputs,
         last_sampled: Tensor,
@@ -114,7 +114,7 @@ class DeviceSteps:
         """Report the verified step of a batch, and draft for its next one.
 
         Args:
-            facts: the rows that may draft; pass the same object while the same requests hold the same slots.
+            rows: the rows that may draft; pass the same object while the same requests hold the same slots.
             engine: the engine's rows.
             outputs: where ids and confidences go, [B, K] int64 and float32, and how many of the first tokens are the
                 engine's; K is 0 for an engine that takes the result.
@@ -129,116 +129,83 @@ class DeviceSteps:
             The drafts of the rows that may draft, [B, plan.draft_length].  The next step overwrites them.
         """
         inputs = *engine[:5], engine.engine_ids, temperature, last_sampled, *outputs
-        key = facts, plan, reports, reports_expected, engine.lengths_by_row, engine.lacking
+        key = rows, plan, reports, reports_expected, engine.lengths_by_row, engine.lacking
         again = self._again.get(reports_expected)
         if again is not None and again.fits(key, inputs) and self._runner.may_repeat():
-            taken = again.result
-            self._recorded += taken.has_record
-            again.launch(inputs, self._recorded * taken.has_record)
+            step = again.step
+            self._recorded += step.has_record
+            again.launch(inputs, self._recorded * step.has_record)
         else:
-            with recording() as launches:
-                taken = self._take(facts, engine, outputs, last_sampled, temperature, plan, reports, reports_expected)
-            self._again[reports_expected] = Repeated(key, launches, inputs, taken) if taken.only_launched else None
-        self.report = DraftReport(self._records[self._recorded % RECORDS, 1:]) if taken.is_reported else NO_DRAFTS
-        return taken.draft
+            with record_launches() as launches:
+                step = DeviceStep(engine, outputs, last_sampled, temperature, plan, reports)
+                self._take(rows, step, reports_expected and self.may_report)
+            self._again[reports_expected] = Repeated(key, launches, inputs, step) if step.only_launched else None
+        self.report = DraftReport(self._records[self._recorded % RECORDS, 1:]) if step.is_reported else NO_DRAFTS
+        return step.draft
 
     @torch.inference_mode()
-    def _take(
-        self,
-        facts: Rows,
-        engine: EngineRows,
-        outputs: DraftOutputs,
-        last_sampled: Tensor,
-        temperature: Tensor,
-        plan: StepPlan,
-        reports: bool,
-        reports_expected: bool,
-    ) -> Taken:
+    def _take(self, rows: Rows, step: DeviceStep, may_exceed: bool) -> None:
+        """Take a step, which may draft more than is planned, for its report."""
         self._slots.flush()
-        size = len(facts.names)
-        is_reported = reports_expected and self.may_report and size > 0
-        draft_length = self._runner.buffer.draft_length if is_reported else plan.draft_length
+        self._batch.update(rows, step.engine)
+        size = len(rows.names)
+        is_reported = step.is_reported = may_exceed and size > 0
+        draft_length = self._runner.buffer.draft_length if is_reported else step.plan.draft_length
         has_record = is_reported or (size * draft_length > 0 and self._stage.engine_tokens > 0)
-        rows = self._rows.of(facts, engine)
-        caps = self._rows.caps(facts, plan)
-        draft = self._view(size, draft_length)
-        of_engine = engine, outputs, last_sampled, temperature
-        step = DeviceStep(rows, *of_engine, plan, caps, draft, reports, is_reported, has_record)
-        if draft.drawn is not None:
-            draft.drawn.fill_(True)
-        found = self._draft(step) if size else Drafted(draft)
-        if not (found.is_finished and found.has_drafted):
-            self._finish(step, found).launch()
-        self._recorded += has_record and (found.has_drafted or found.is_finished)
-        has_drafted = found.has_drafted
-        planned = self._view(size, plan.draft_length)
-        return Taken(planned, is_reported and has_drafted, has_record and has_drafted, found.only_launched)
+        step.has_record = has_record
+        step.caps = self._batch.caps(rows, step.plan)
+        step.draft = self._view(size, draft_length)
+        if step.draft.drawn is not None:
+            step.draft.drawn.fill_(True)
+        if size:
+            self._draft(step)
+        if not (step.is_finished and step.has_drafted):
+            self._finish(step, has_drafted=step.has_drafted).launch()
+        self._recorded += has_record and (step.has_drafted or step.is_finished)
+        step.is_reported = is_reported and step.has_drafted
+        step.has_record = has_record and step.has_drafted
+        step.draft = self._view(size, step.plan.draft_length)
 
-    def _draft(self, step: DeviceStep) -> Drafted:
+    def _draft(self, step: DeviceStep) -> None:
         """Begin a step, and draft; the proposer's own kernels begin and finish it where that can be."""
         around = self._around or Around()
         around.begin = self._begin(step)
         around.finish = None
         resets = self._slots.take_resets()
-        batch = replace(step.rows.batch, reset_slots=resets) if resets else step.rows.batch
+        batch = replace(self._batch.view, reset_slots=resets) if resets else self._batch.view
         size = batch.batch_size
         observes = step.reports and self._stage.has_observers
         if self._around is None or observes or not step.draft.draft_length:
             _begin_now(around)
         if observes:
-            self._stage.report_verdict(batch, *self._columns.judged(size, self._stage.sources))
+            self._stage.report_verdict(batch, *self._columns.read_verdict(size, self._stage.sources))
         if not step.draft.draft_length:
             self._runner.note_resets(resets)
-            return Drafted(step.draft)
-        is_cut = self._stage.cuts(size, step.plan.draft_length, step.plan)
-        if self._around is not None and not is_cut:
-            around.finish = self._finish(step, Drafted(step.draft, has_drafted=True))
+            return
+        step.is_cut = self._stage.needs_trim(size, step.plan.draft_length, step.plan)
+        if self._around is not None and not step.is_cut:
+            around.finish = self._finish(step, has_drafted=True)
         is_handed = around.finish is not None
-        draft, has_drafted = self._propose(step.rows, batch, step.draft, around)
-        is_finished = is_handed and around.finish is None
+        step.has_drafted = self._propose(step, resets, around)
+        step.is_finished = is_handed and around.finish is None
         around.finish = None
-        self._runner.has_failed = not has_drafted
-        if is_cut:
-            self._cut(batch, draft, step.plan, step.caps, adds=step.is_reported and has_drafted)
+        self._runner.has_failed = not step.has_drafted
+        if step.is_cut:
+            self._cut(step, batch)
         self._stage.in_flight.is_empty = False
-        only_launched = has_drafted and self._stage.cuts_by_plan and draft.drawn is None
-        only_launched = only_launched and not (is_cut or observes or step.plan.caps)
-        return Drafted(draft, has_drafted, is_cut, is_finished, only_launched)
+        is_plain = step.has_drafted and self._stage.is_trim_planned and step.draft.drawn is None
+        step.only_launched = is_plain and not (step.is_cut or observes or step.plan.caps)
 
     def _begin(self, step: DeviceStep) -> RowWork:
-        """Return what the step begins with."""
-        size, draft_length = step.draft.token_ids.shape
-        return self._launches.begin(
-            self._state,
-            self._columns,
-            step.draft,
-            size,
-            draft_length,
-            step.rows.order,
-            self._rows.no_caps if step.is_reported else step.caps,
-            step.engine,
-            step.temperature,
-            step.reports,
-        )
+        """Return what the step begins with; a report needs more drafts than the policy's caps allow."""
+        caps = self._batch.no_caps if step.is_reported else step.caps
+        return self._launches.begin(self._state, self._columns, self._batch, step, caps)
 
-    def _finish(self, step: DeviceStep, found: Drafted) -> RowWork:
-        """Return what the step finishes with."""
-        return self._launches.finish(
-            self._state,
-            self._columns,
-            found.draft,
-            step.draft.draft_length,
-            step.plan.draft_length,
-            self._vocab_size,
-            step.rows.places,
-            step.caps,
-            step.engine.idx_mapping,
-            step.last_sampled,
-            step.outputs,
-            self._sums,
-            adds=step.is_reported and found.has_drafted and not found.is_cut,
-            step=Number(self._recorded + 1 if step.has_record and found.has_drafted else 0),
-        )
+    def _finish(self, step: DeviceStep, *, has_drafted: bool) -> RowWork:
+        """Return what the step finishes with, if its proposer has drafted or not."""
+        adds = step.is_reported and has_drafted and not step.is_cut
+        number = Number(self._recorded + 1 if step.has_record and has_drafted else 0)
+        return self._launches.finish(self._state, self._columns, self._sums, self._batch, step, adds, number)
 
     def engine_tokens(self) -> int:
         """Return how many tokens the engine's own drafter should draft in the next step; see `engine_tokens_after`.
@@ -254,22 +221,23 @@ class DeviceSteps:
             self._unused = 0 if rows else self._unused + 1
         return engine_tokens_after(self._unused, self._stage.engine_tokens)
 
-    def _propose(self, rows: DeviceRows, batch: EngineBatch, draft: Draft, around: Around) -> tuple[Draft, bool]:
-        """Begin and run the proposer with its faults contained; return its draft, empty if it fails or is off."""
+    def _propose(self, step: DeviceStep, resets: tuple[int, ...], around: Around) -> bool:
+        """Begin and run the proposer with its faults contained; return whether it drafted, leave no draft if not."""
         runner = self._runner
         counts = self._columns.counts
-        size, draft_length = draft.token_ids.shape
-        if not runner.is_ready(batch.reset_slots):
+        size, draft_length = step.draft.token_ids.shape
+        if not runner.is_ready(resets):
             _begin_now(around)
-            runner.ingested[batch.slots] = counts[KNOWN, :size]
-            return draft, False
-        resets = runner.take_resets()
-        handed = replace(rows.handed, reset_slots=resets) if resets else rows.handed
-        if runner.step(handed, counts[LIMITS, :size], draft, run=partial(self._run, around)):
-            return draft, True
+            runner.ingested[self._batch.view.slots] = counts[KNOWN, :size]
+            return False
+        missed = runner.take_resets()
+        batch = replace(self._batch.for_proposer, reset_slots=missed) if missed else self._batch.for_proposer
+        if runner.step(batch, counts[LIMITS, :size], step.draft, run=partial(self._run, around)):
+            return True
         self._views.clear()  # a proposer can even resize its own view
         runner.buffer.lengths[:size].zero_()
-        return self._view(size, draft_length), False
+        step.draft = self._view(size, draft_length)
+        return False
 
     def _run(self, around: Around, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
         assert draft is not None
@@ -281,17 +249,17 @@ class DeviceSteps:
         if _signature_of(draft) != signature:
             raise ContractError.build("a tensor of the draft has been resized or moved", found=draft.token_ids.shape)
 
-    def _cut(self, batch: EngineBatch, draft: Draft, plan: StepPlan, caps: Tensor, *, adds: bool) -> None:
-        """Let the policy cut the drafts, in place; with `adds` their survival is summed up first."""
+    def _cut(self, step: DeviceStep, batch: EngineBatch) -> None:
+        """Let the policy cut the drafts, in place; if they are reported their survival is summed up first."""
         size = batch.batch_size
-        planned = plan.draft_length
-        sanitize(draft, self._columns.counts[LIMITS, :size], self._vocab_size)
-        shift_sources(draft, 0)
-        if adds:
-            self._sums.sums[ROWS:] = survival_sums(draft, self._columns.counts[COUNTED, :size])
-            draft.shorten(caps[:size].clamp(max=planned))
-        draft = self._view(size, planned)
-        cut = self._stage.trimmed(batch, draft, plan)
+        counts = self._columns.counts
+        sanitize(step.draft, counts[LIMITS, :size], self._vocab_size)
+        shift_sources(step.draft, 0)
+        if step.is_reported and step.has_drafted:
+            self._sums.sums[ROWS:] = survival_sums(step.draft, counts[COUNTED, :size])
+            step.draft.shorten(step.caps[:size].clamp(max=step.plan.draft_length))
+        draft = self._view(size, step.plan.draft_length)
+        cut = self._stage.trim_by_policy(batch, draft, step.plan)
         if cut is not draft:
             draft.as_one_hot().copy_(cut)
             if draft.drawn is not None:
@@ -301,19 +269,19 @@ class DeviceSteps:
         """Return the rows and columns of the draft buffer that a step uses."""
         found = self._views.get((batch_size, draft_length))
         if found is None:
-            if len(self._views) > MOST_VIEWS:
+            if len(self._views) > MAX_VIEWS:
                 self._views.clear()
             found = self._views[batch_size, draft_length] = self._runner.buffer.view(batch_size, draft_length)
         return found
 
     def _warm_up(self, engine: EngineRows, outputs: DraftOutputs, last_sampled: Tensor) -> None:
         """Compile the kernels, or load them from their cache."""
-        numbers = self._rows.all_rows[:0]
-        common = self._state, self._columns, self._view(0, 0)
-        begin = self._launches.begin(*common, 0, 0, numbers, numbers, engine, self._columns.temperature, True)
-        none = outputs._replace(ids=outputs.ids[:0])
-        rest = numbers, numbers, engine.idx_mapping, last_sampled, none, self._sums
-        finish = self._launches.finish(*common, 0, 0, self._vocab_size, *rest)
+        nowhere = outputs._replace(ids=outputs.ids[:0])
+        step = DeviceStep(engine, nowhere, last_sampled, self._columns.temperature, NO_SPECULATION, True)
+        step.caps = self._batch.no_caps
+        step.draft = self._view(0, 0)
+        begin = self._begin(step)
+        finish = self._finish(step, has_drafted=False)
         begin.launch()
         finish.launch()
         if self._around is not None:

@@ -100,8 +100,8 @@ def _as_probs(draft: Draft, temperature: Tensor) -> Draft:
     draws = temperature > 0
     draft.drawn.logical_and_(draws[:, None])
     rows = draft.drawn_rows()
-    heat = torch.where(draws, temperature, 1.0)[rows, None, None]
-    draft.draft_logits[rows] = torch.softmax(draft.draft_logits[rows] / heat, dim=-1)
+    divisor = torch.where(draws, temperature, 1.0)[rows, None, None]
+    draft.draft_logits[rows] = torch.softmax(draft.draft_logits[rows] / divisor, dim=-1)
     return replace(draft, distribution=Distribution.PROBS, draft_probs=draft.draft_logits, draft_logits=None)
 
 
@@ -112,7 +112,7 @@ def shift_sources(draft: Draft, start: int) -> None:
     source[...] = library(draft.source).where(is_known, source + start, -1)
 
 
-def seen_from(draft: Draft, start: int, sources: tuple[str, ...]) -> Draft:
+def with_own_sources(draft: Draft, start: int, sources: tuple[str, ...]) -> Draft:
     """Undo `shift_sources`: renumber `source` for `sources`, which began at `start`, with -1 for all others."""
     if draft.sources == sources:
         return draft

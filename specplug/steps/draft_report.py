@@ -80,11 +80,11 @@ NO_DRAFTS = DraftReport()
 """The report of a step of which nothing is known."""
 
 
-def engine_tokens_after(unused: int, most: int) -> int:
-    """Return how many of at most `most` tokens an engine's own drafter should draft in the next step.
+def engine_tokens_after(unused: int, longest: int) -> int:
+    """Return how many of at most `longest` tokens an engine's own drafter should draft in the next step.
 
     The first one costs no pass of its own: the pass that drafts it also keeps the drafter's key-value cache in step.
     The others are left out while lookup's drafts take their place, as they did in the last `unused` steps.
     """
     is_idle = unused >= PATIENCE and unused % TRIED_EVERY
-    return min(1, most) if is_idle else most
+    return min(1, longest) if is_idle else longest

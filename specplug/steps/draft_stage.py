@@ -62,7 +62,7 @@ class DraftStage:
         self.trimmer_guard = trimmer_guard
         """The circuit breaker of the trim half."""
         self.metrics = metrics
-        self.tracer = None if trace is None else StepTracer(trace, metrics.fault)
+        self.tracer = None if trace is None else StepTracer(trace, metrics.count_fault)
         """Writes the trace, if there is one; every step must then be reported, also those without drafts."""
         buffers = self._buffers = DraftBuffers(handles, caps, max_slots, vocab_size, device)
         self.sources = buffers.sources
@@ -135,14 +135,18 @@ class DraftStage:
         if self.tracer is not None:
             self.tracer.drafted(batch, draft, plan, failed=any(runner.has_failed for runner in self.runners))
         draft = self.cut(batch, draft, plan)
-        self.in_flight.put(batch, draft, self._choices.num_running)
+        self.in_flight.put(batch, draft, self._choices.num_requests)
         return draft
 
     def cut(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
         """Cut the drafts like `trim`, but do not store them."""
-        return self.trimmed(batch, draft, plan) if self.cuts(draft.batch_size, draft.draft_length, plan) else draft
+        return (
+            self.trim_by_policy(batch, draft, plan)
+            if self.needs_trim(draft.batch_size, draft.draft_length, plan)
+            else draft
+        )
 
-    def cuts(self, batch_size: int, draft_length: int, plan: StepPlan) -> bool:
+    def needs_trim(self, batch_size: int, draft_length: int, plan: StepPlan) -> bool:
         """Return whether drafts of at most `draft_length` tokens are passed to the policy's trim half.
 
         Where no limit of the plan binds, the policy answers; if that raises, its trim half decides.
@@ -159,12 +163,12 @@ class DraftStage:
         return not has_answered or answers[0]
 
     @property
-    def cuts_by_plan(self) -> bool:
-        """Whether the plan and the size of a step tell whether it `cuts`."""
+    def is_trim_planned(self) -> bool:
+        """Whether the plan and the size of a step tell whether it `needs_trim`."""
         return type(self._trimmer).cuts_without_budget is Trimmer.cuts_without_budget
 
-    def trimmed(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
-        """Return what the policy's trim half keeps of the drafts of a step that `cuts`.
+    def trim_by_policy(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
+        """Return what the policy's trim half keeps of the drafts of a step that `needs_trim`.
 
         If it fails, all drafts are dropped, so the budget holds.
         """
@@ -195,12 +199,12 @@ class DraftStage:
             verdict = Verdict.of_nothing(outcome)
             self.metrics.record_plain(verdict, self._choices.takes_none(batch.slots))
             return verdict
-        taken = self.in_flight.take(batch, outcome.emitted)
-        verdict = Verdict.build(taken.lengths, outcome)
-        self.metrics.record(taken.source, verdict, self._choices.takes_none(taken.slots))
+        lengths, source = self.in_flight.take(batch, outcome.emitted)
+        verdict = Verdict.build(lengths, outcome)
+        self.metrics.record(source, verdict, self._choices.takes_none(batch.slots))
         forced = None if outcome.forced is None else self._count_forced_tokens(batch, outcome, verdict)
         if self.has_observers:
-            draft = self.in_flight.drafts(batch, outcome.emitted, taken, self.sources)
+            draft = self.in_flight.drafts(batch, outcome.emitted, lengths, source, self.sources)
             self.report_verdict(batch, draft, verdict, forced)
         return verdict
 
@@ -216,14 +220,14 @@ class DraftStage:
         for runner, start in zip(self.runners, self._buffers.starts, strict=False):
             runner.observe(batch, draft, start, verdict)
         if self._trimmer.learns and not self.trimmer_guard.is_off:
-            handed = batch.handed(verdict.emitted, batch.reset_slots)
-            self.trimmer_guard.call(partial(self._trimmer.observe, handed, draft, verdict))
+            seen = batch.with_new(verdict.emitted, batch.reset_slots)
+            self.trimmer_guard.call(partial(self._trimmer.observe, seen, draft, verdict))
 
     def _count_forced_tokens(self, batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> tuple[Draft, Verdict]:
         """Count the tokens that grammars drafted; return those that were reached, and the verdict on them."""
-        draft, fate, reached = split_grammar_verdict(batch.lengths, outcome, verdict)
-        self.metrics.record_added(SOURCE, fate, reached)
-        return replace(draft, lengths=draft.lengths * reached), fate
+        draft, added, reached = split_grammar_verdict(batch.lengths, outcome, verdict)
+        self.metrics.record_added(SOURCE, added, reached)
+        return replace(draft, lengths=draft.lengths * reached), added
 
     @torch.inference_mode()
     def on_event(self, event: Event) -> None:

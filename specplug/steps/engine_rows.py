@@ -31,7 +31,7 @@ class EngineRows(NamedTuple):
     lacking: int = 0
     engine_ids: Tensor | None = None
 
-    def contiguous(self) -> EngineRows:
+    def as_contiguous(self) -> EngineRows:
         """Return the rows with vectors as kernels read them, whose elements may lie apart in an engine's memory."""
         return self._replace(
             idx_mapping=self.idx_mapping.contiguous(),
@@ -46,14 +46,11 @@ class DraftOutputs(NamedTuple):
 
     Attributes:
         ids: [>= B, K] int32 or int64, padded with each row's newest token.
-        confidence: [>= B, K] float32, 0 for padding; None if the engine does not need it.
-        lengths: [>= B] int32; None as above.
-        parents: [>= B, K] int32, those of a chain for padding; None for chains.
-        from_engine: [>= B] int32, how many of the first tokens are those of the engine's own drafter; None as above.
+        confidence: [>= B, K] float32, 0 for padding.
+        from_engine: [>= B] int32, how many of the first tokens are those of the engine's own drafter; None if the
+            engine does not need it.
     """
 
     ids: Tensor
-    confidence: Tensor | None = None
-    lengths: Tensor | None = None
-    parents: Tensor | None = None
+    confidence: Tensor
     from_engine: Tensor | None = None

@@ -1,4 +1,4 @@
-"""What the draft stage keeps by slot: the proposers that requests choose, and drafts that wait for their verdict.
+"""InFlight: the drafts that wait for their verdict, by slot.
 
 On async engines a verdict arrives one step later, in a different row order.
 """
@@ -6,7 +6,6 @@ On async engines a verdict arrives one step later, in a different row order.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,20 +13,6 @@ from torch import Tensor
 from specplug.types.draft import chain_parents
 from specplug.types.step import Draft, EngineBatch
 from specplug.types.tensors import as_array, as_tensor, library
-
-
-class Taken(NamedTuple):
-    """The drafts that a step verified, without their tokens.  B rows; those without a valid draft are empty.
-
-    Attributes:
-        slots: [B] int64.
-        lengths: [B] int32, draft tokens.
-        source: [B, N] int64, index of each token into the sources of all proposers; rows without a draft have -1.
-    """
-
-    slots: Tensor
-    lengths: Tensor
-    source: Tensor
 
 
 class InFlight:
@@ -46,13 +31,13 @@ class InFlight:
         self.is_empty = False
         """True if the host knows that no draft is stored, so there is nothing to take."""
 
-    def put(self, batch: EngineBatch, draft: Draft, num_running: int) -> None:
-        """Store `draft`, whose rows are those of `batch`; `num_running` requests hold slots."""
+    def put(self, batch: EngineBatch, draft: Draft, num_requests: int) -> None:
+        """Store `draft`, whose rows are those of `batch`; `num_requests` requests hold slots."""
         draft_length = draft.draft_length
         if self.is_empty and not draft_length:
             return
         # An empty draft for all running requests replaces everything.
-        self.is_empty = not draft_length and batch.batch_size == num_running
+        self.is_empty = not draft_length and batch.batch_size == num_requests
         xp = library(batch.slots)
         slots = as_array(batch.slots)
         head = xp.stack(tuple(map(as_array, (batch.generations, draft.base_len, draft.lengths))), 1)
@@ -66,10 +51,14 @@ class InFlight:
         for kept, new in pairs:
             as_array(kept)[slots, :draft_length] = as_array(new)
 
-    def take(self, batch: EngineBatch, emitted: Tensor) -> Taken:
-        """Return the drafts that the step before `batch` verified, in the row order of `batch`.
+    def take(self, batch: EngineBatch, emitted: Tensor) -> tuple[Tensor, Tensor]:
+        """Return lengths and sources of the drafts that the step before `batch` verified, in the row order of `batch`.
 
-        `batch` is the batch after the verification: its lengths include `emitted` [B].  Each draft is handed out once.
+        `batch` is the batch after the verification: its lengths include `emitted` [B].  Each draft is taken once.
+
+        Returns:
+            [B] int32, draft tokens, 0 for rows without a valid draft; and [B, N] int64, the index of each token into
+            the sources of all proposers, -1 for these rows.
         """
         slots, lengths, new, now = map(as_array, (batch.slots, batch.lengths, emitted, batch.generations))
         xp = library(batch.slots)
@@ -78,20 +67,23 @@ class InFlight:
         is_valid = (heads[:, 0] == now) & (heads[:, 1] == lengths - new)
         counts = heads[:, 2] * is_valid
         source = xp.where(counts[:, None] > 0, heads[:, 3:], -1)
-        return Taken(batch.slots.long(), as_tensor(counts).int(), as_tensor(source))
+        return as_tensor(counts).int(), as_tensor(source)
 
-    def drafts(self, batch: EngineBatch, emitted: Tensor, taken: Taken, sources: tuple[str, ...]) -> Draft:
-        """Return the taken drafts with their tokens, for plug-ins that learn from them."""
+    def drafts(
+        self, batch: EngineBatch, emitted: Tensor, lengths: Tensor, source: Tensor, sources: tuple[str, ...]
+    ) -> Draft:
+        """Return the drafts of which `take` returned `lengths` and `source`, with their tokens, for plug-ins."""
         store = self.store
-        found = replace(
+        slots = batch.slots.long()
+        taken = replace(
             store,
-            token_ids=store.token_ids[taken.slots],
-            confidence=store.confidence[taken.slots],
-            parents=None if store.parents is None else store.parents[taken.slots],
-            lengths=taken.lengths.clone(),
-            source=taken.source.int(),
+            token_ids=store.token_ids[slots],
+            confidence=store.confidence[slots],
+            parents=None if store.parents is None else store.parents[slots],
+            lengths=lengths.clone(),
+            source=source.int(),
             base_len=batch.lengths - emitted,
             sources=sources,
         )
-        found.shorten(taken.lengths)
-        return found
+        taken.shorten(lengths)
+        return taken

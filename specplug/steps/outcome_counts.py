@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from specplug.metrics import NO_SOURCE, OFF_SOURCE, MetricsSnapshot, SourceCounts
+from specplug.counts import NO_SOURCE, OFF_SOURCE, MetricsSnapshot, SourceCounts
 from specplug.steps.step_planner import DraftResult
 
 
@@ -25,19 +25,19 @@ class OutcomeCounts:
         self._outcomes: Counter[tuple[int, int]] = Counter()  # number of rows by (verified, accepted)
         self._plain_rows = self._plain_tokens = self._off = 0
 
-    def record(self, fates: Sequence[DraftResult], rows: int, emitted: int, off: int = 0) -> None:
+    def record(self, results: Sequence[DraftResult], rows: int, emitted: int, off: int = 0) -> None:
         """Count one step.
 
         Args:
-            fates: the outcome of each draft that the step verified.
+            results: the outcome of each draft that the step verified.
             rows: number of requests that emitted tokens, those with drafts included.
             emitted: number of tokens that they emitted.
             off: number of the requests that could not draft, each of which emitted one token.
         """
-        self._outcomes.update([(verified, accepted) for _, verified, accepted in fates])
+        self._outcomes.update([(verified, accepted) for _, verified, accepted in results])
         self._off += off
-        self._plain_rows += rows - len(fates) - off
-        self._plain_tokens += emitted - sum([accepted + 1 for _, _, accepted in fates]) - off
+        self._plain_rows += rows - len(results) - off
+        self._plain_tokens += emitted - sum([accepted + 1 for _, _, accepted in results]) - off
 
     def snapshot(self, faults: Mapping[str, Mapping[str, int]]) -> MetricsSnapshot:
         """Return the counts so far, with the faults that others counted; see `MetricsSnapshot`."""

@@ -122,7 +122,7 @@ def checked_costs(costs: Sequence[CostPoint]) -> tuple[CostPoint, ...]:
     return points
 
 
-def joined(plans: Sequence[StepPlan]) -> StepPlan:
+def join_plans(plans: Sequence[StepPlan]) -> StepPlan:
     """Return the plan with the least limits and the highest costs of the plans, of which there is at least one.
 
     It holds for as many steps as all of the plans do, or as any of them without drafts does.
@@ -171,7 +171,7 @@ class JoinedPlanner(Planner):
         self.reads_requests = any(stage.reads_requests for stage in self._parts.values())
         if not self._plans or any(map(is_not, plans, self._plans)):
             self._plans = plans
-            self._joined = joined(plans)
+            self._joined = join_plans(plans)
         return self._joined
 
     def observe(self, report: StepReport) -> None:

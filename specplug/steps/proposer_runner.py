@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specplug.faults import FaultGuard, LateDraft
-from specplug.steps.draft_buffers import seen_from
+from specplug.steps.draft_buffers import with_own_sources
 from specplug.steps.handles import ProposerHandle
 from specplug.steps.sanitize import sanitize
 from specplug.types.request import Event
@@ -78,9 +78,9 @@ class ProposerRunner:
         `start` is the index in `draft.sources` of the proposer's first source; other sources are hidden from it.
         """
         if self.handle.caps.learns and not self.guard.is_off:
-            handed = batch.handed(verdict.emitted, batch.reset_slots)
-            own = seen_from(draft, start, self.sources)
-            self.guard.call(partial(self.handle.observe, handed, own, verdict))
+            seen = batch.with_new(verdict.emitted, batch.reset_slots)
+            own = with_own_sources(draft, start, self.sources)
+            self.guard.call(partial(self.handle.observe, seen, own, verdict))
 
     def on_event(self, event: Event) -> None:
         """Pass an event to the proposer, even if it is switched off."""
@@ -106,7 +106,7 @@ class ProposerRunner:
             return False
         ingested[slots] = lengths
         num_new = as_tensor((lengths - known) * (lengths > known))
-        return self.step(batch.handed(num_new, self.take_resets()), limits, draft)
+        return self.step(batch.with_new(num_new, self.take_resets()), limits, draft)
 
     def is_ready(self, reset_slots: Iterable[int]) -> bool:
         """Return whether the proposer may take a step; call once per step.  Its next step receives `reset_slots`."""

@@ -7,32 +7,30 @@ make the launches again takes a third of the host's time of a whole step, which 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from torch import Tensor
 
 from specplug.launching import Launch, Number
+from specplug.steps.device_step import DeviceStep
 
 Inputs = Sequence[Tensor | None]
 Change = Callable[[Inputs, int], Any]
 """Returns an argument of a later step, from that step's inputs and number."""
 
 
-Result = TypeVar("Result")
-
-
-class Repeated(Generic[Result]):
+class Repeated:
     """Launches that later steps make again.
 
     Args:
         key: what must be equal in those steps.
         launches: of a step.
         inputs: tensors of that step which are others in later ones; None for those that there are not.
-        result: what the step returned.
+        step: the step itself.
     """
 
-    def __init__(self, key: object, launches: Sequence[Launch], inputs: Inputs, result: Result) -> None:
-        self.result = result
+    def __init__(self, key: object, launches: Sequence[Launch], inputs: Inputs, step: DeviceStep) -> None:
+        self.step = step
         self._key = key
         self._launches = launches
         self._inputs = inputs

@@ -36,7 +36,3 @@ class Rows:
     def hold(self, allocator: SlotAllocator, names: Sequence[str]) -> bool:
         """Return whether no slot has changed hands since, and the engine's rows are still `names`, a list."""
         return self._version == allocator.slots.version and self._names == names
-
-    def are_current(self, allocator: SlotAllocator) -> bool:
-        """Return whether no slot has changed hands since."""
-        return self._version == allocator.slots.version

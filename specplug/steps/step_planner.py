@@ -236,8 +236,10 @@ class StepPlanner(Generic[R]):
 
     def policy_caps(self) -> dict[str, int]:
         """Return the newest plan's caps that are below its draft length and below the requests' own caps."""
-        most = self.plan.draft_length
-        return {name: cap for name, cap in self.plan.caps.items() if cap < min(most, self._capped.get(name, most))}
+        longest = self.plan.draft_length
+        return {
+            name: cap for name, cap in self.plan.caps.items() if cap < min(longest, self._capped.get(name, longest))
+        }
 
     def _add(self, running: Sequence[R]) -> None:
         """Begin the tallies of new requests."""

@@ -8,8 +8,8 @@ from functools import partial
 
 import torch
 
+from specplug.counts import NO_SOURCE
 from specplug.faults import FaultGuard, FaultSink
-from specplug.metrics import NO_SOURCE
 from specplug.trace import TraceRow, TraceWriter
 from specplug.types.request import Event, Lifecycle, Request, RequestEvent
 from specplug.types.step import Draft, EngineBatch, StepPlan, Verdict
@@ -80,7 +80,7 @@ class StepTracer:
             begin = length - emitted if request is None else request.prompt_length
             starts.append(min(max(self._ends.get(name, 0), begin), length))
         num_new = batch.lengths - torch.tensor(starts, dtype=batch.lengths.dtype).to(batch.device)
-        newest = batch.handed(num_new, ()).to_host(newest_only=True).tokens.tolist()
+        newest = batch.with_new(num_new, ()).to_host(newest_only=True).tokens.tolist()
         texts = []
         for (name, _), start, (length, _, after_stop), tokens in zip(
             _requests(batch), starts, columns, newest, strict=True
@@ -92,8 +92,8 @@ class StepTracer:
     def _rows(
         self, batch: EngineBatch, draft: Draft, verdict: Verdict, texts: list[tuple[int, tuple[int, ...]]]
     ) -> list[TraceRow]:
-        fates = (verdict.proposed, verdict.verified, verdict.accepted, verdict.cut_by_grammar)
-        counts = [draft.lengths, draft.base_len, *fates, verdict.emitted, verdict.after_stop]
+        counted = (verdict.proposed, verdict.verified, verdict.accepted, verdict.cut_by_grammar)
+        counts = [draft.lengths, draft.base_len, *counted, verdict.emitted, verdict.after_stop]
         columns = torch.stack([count.long() for count in counts], 1).tolist()
         ids = draft.token_ids.tolist()
         levels = draft.confidence.tolist()
@@ -103,8 +103,8 @@ class StepTracer:
         now = round(time.time(), 4)
         rows = []
         for row, (name, request) in enumerate(_requests(batch)):
-            (start, emitted), (length, base_len, *fate) = texts[row], columns[row]
-            if not (length or emitted) or (fate[4] and fate[5] >= fate[4]):  # the request had ended before
+            (start, emitted), (length, base_len, *counted) = texts[row], columns[row]
+            if not (length or emitted) or (counted[4] and counted[5] >= counted[4]):  # the request had ended before
                 continue
             allowed, found, why = self._offers.pop(name, (0, 0, "prefill"))
             tree = tuple(parents[row][:length])
@@ -123,9 +123,9 @@ class StepTracer:
                 confidence=tuple(round(level, 6) for level in levels[row][:length]),
                 source=tuple(named.get(it, NO_SOURCE) for it in sources[row][:length]),
                 parents=None if tree in ((), tuple(range(-1, length - 1))) else tree,
-                verified=fate[1],
-                accepted=fate[2],
-                reason=_reason(*fate) if length else why,
+                verified=counted[1],
+                accepted=counted[2],
+                reason=_reason(*counted) if length else why,
             )
             if made.parents and made.reason == "rejected" and (made.accepted_nodes() or [-1])[-1] not in made.parents:
                 made = replace(made, reason="accepted")  # a whole path

@@ -45,8 +45,8 @@ def admitted(draft: Draft, limits: TrimLimits) -> Tensor:
     best_first = levels.reshape(-1).sort(descending=True).values
     number = torch.arange(best_first.numel() + 1, device=levels.device)
     gain = torch.nn.functional.pad(best_first.cumsum(0), (1, 0)) - limits.costs[number.clamp(max=len(limits.costs) - 1)]
-    most = torch.minimum(draft.lengths.sum(), limits.token_budget)
-    gain = torch.where(number <= most, gain, -(1 << 62))
+    limit = torch.minimum(draft.lengths.sum(), limits.token_budget)
+    gain = torch.where(number <= limit, gain, -(1 << 62))
     return rank < torch.where(gain == gain.amax(), number, number.numel()).amin()
 
 

@@ -9,22 +9,22 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_HOME = {
-    "Case": "specplug.testing.output_distribution",
-    "EqualityReport": "specplug.testing.equality",
-    "Knobs": "specplug.testing.output_distribution",
-    "PolicyContract": "specplug.testing.policy_contract",
-    "ProposerContract": "specplug.testing.contract",
-    "TinyModel": "specplug.testing.output_distribution",
-    "VerifierContract": "specplug.testing.verifier_contract",
-    "emitted_distribution": "specplug.testing.output_distribution",
-    "g_test": "specplug.testing.equality",
-    "g_test_power": "specplug.testing.equality",
-    "judge_greedy": "specplug.testing.equality",
-    "distribution_error": "specplug.testing.output_distribution",
-    "make_batch": "specplug.testing.batches",
-    "target_distribution": "specplug.testing.output_distribution",
+_NAMES = {
+    "batches": ["make_batch"],
+    "contract": ["ProposerContract"],
+    "equality": ["EqualityReport", "g_test", "g_test_power", "judge_greedy"],
+    "output_distribution": [
+        "Case",
+        "Knobs",
+        "TinyModel",
+        "distribution_error",
+        "emitted_distribution",
+        "target_distribution",
+    ],
+    "policy_contract": ["PolicyContract"],
+    "verifier_contract": ["VerifierContract"],
 }
+_HOME = {name: f"specplug.testing.{module}" for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted(_HOME)
 

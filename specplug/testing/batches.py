@@ -1,16 +1,15 @@
-"""Batches from plain lists and random verification steps, whose undefined entries are poisoned."""
+"""Batches from plain lists, drafted steps, and random verification steps, whose undefined entries are poisoned."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from specplug.interfaces import Verifier
-from specplug.types.batch import Barrier
 from specplug.types.caps import Distribution
 from specplug.types.request import Request
 from specplug.types.step import Draft, EngineBatch
@@ -20,10 +19,6 @@ from specplug.verify.random import uniforms
 from specplug.verify.target import target_probs
 
 T = TypeVar("T")
-_TEMPERATURES = (0.0, 0.5, 1.0)
-_TOP_K = (0, 2, 4)
-_TOP_P = (0.6, 1.0)
-_MIN_P = (0.0, 0.2)
 
 POISON = 1_000_000_007
 """Fill value for undefined entries of the token table: an int32 that is an id of no vocabulary."""
@@ -32,36 +27,40 @@ PLENTY = 1 << 20
 """A remaining length that never limits a draft."""
 
 
+_COLUMNS: Mapping[str, tuple[torch.dtype, float]] = {
+    "generations": (torch.int64, 0),
+    "sampled": (torch.bool, True),
+    "room": (torch.int32, PLENTY),
+    "temperature": (torch.float32, 0.0),
+    "grammar": (torch.bool, False),
+}
+"""What `make_batch` takes for each row, and by default for all: first generations, decoded greedily, with room."""
+
+
 def make_batch(
     texts: Sequence[Sequence[int]],
     *,
     num_new: Sequence[int] | None = None,
     slots: Sequence[int] | None = None,
-    generations: Sequence[int] | None = None,
     rows: Sequence[int] | None = None,
     table_shape: tuple[int, int] | None = None,
-    sampled: Sequence[bool] | None = None,
-    room: Sequence[int] | None = None,
-    temperature: Sequence[float] | None = None,
-    grammar: Sequence[bool] | None = None,
-    vocab_size: int = 64,
-    reset_slots: Sequence[int] = (),
-    barriers: Sequence[Barrier] = (),
     requests: Sequence[Request] | None = None,
     poison: int = POISON,
     index_dtype: torch.dtype = torch.int64,
     device: torch.device | str = "cpu",
+    vocab_size: int = 64,
+    **fields: Any,
 ) -> EngineBatch:
     """Return the batch of B rows whose row i holds `texts[i]`.
 
-    By default all tokens are new, row i is slot i in its first generation, and every row is decoded greedily and has
-    room.
-
     Args:
+        num_new: by default all tokens are new.
+        slots: by default row i is slot i.
         rows: the row of the token table that holds each text; by default the slot.
         table_shape: [S, L] of the token table; by default the smallest that fits, plus one poisoned column.
         poison: fill value of the token table outside the texts.
         index_dtype: int32 or int64, the dtype of `slots` and `rows`, which differs between engines.
+        fields: columns of `_COLUMNS`, one value per row, and further fields of `EngineBatch`.
     """
     count = len(texts)
     slots = range(count) if slots is None else slots
@@ -72,29 +71,49 @@ def make_batch(
     table = torch.full(table_shape, poison, dtype=torch.int32)
     for row, text in zip(rows, texts, strict=True):
         table[row, : len(text)] = torch.tensor(text, dtype=torch.int32)
-
-    def column(given: Sequence[float] | None, default: Sequence[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(list(default if given is None else given), dtype=dtype, device=device)
-
+    for name, (dtype, default) in _COLUMNS.items():
+        fields[name] = torch.tensor(fields.get(name, [default] * count), dtype=dtype, device=device)
     batch = EngineBatch(
-        slots=column(slots, (), index_dtype),
-        generations=column(generations, [0] * count, torch.int64),
-        rows=column(rows, (), index_dtype),
+        slots=torch.tensor(slots, dtype=index_dtype, device=device),
+        rows=torch.tensor(rows, dtype=index_dtype, device=device),
         tokens=table.to(device),
-        lengths=column(lengths, (), torch.int32),
-        num_new=column(num_new, lengths, torch.int32),
-        sampled=column(sampled, [True] * count, torch.bool),
-        room=column(room, [PLENTY] * count, torch.int32),
-        temperature=column(temperature, [0.0] * count, torch.float32),
-        grammar=column(grammar, [False] * count, torch.bool),
+        lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
+        num_new=torch.tensor(lengths if num_new is None else num_new, dtype=torch.int32, device=device),
         vocab_size=vocab_size,
-        reset_slots=tuple(reset_slots),
-        barriers=tuple(barriers),
         request_ids=None if requests is None else tuple(request.request_id for request in requests),
         requests=None if requests is None else tuple(requests),
+        **fields,
     )
     batch.validate()
     return batch
+
+
+class RowDraft(NamedTuple):
+    """One row's draft as plain Python; `parents` is None for chains."""
+
+    token_ids: tuple[int, ...]
+    confidence: tuple[float, ...]
+    source: tuple[int, ...]
+    parents: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class DraftedStep:
+    """Input and output of a proposer at one step."""
+
+    names: tuple[str, ...]
+    batch: EngineBatch
+    limits: Tensor
+    draft: Draft
+
+    def by_request(self) -> dict[str, RowDraft]:
+        """Return each request's draft, by name."""
+        draft = self.draft
+        columns = (draft.token_ids, draft.confidence, draft.source, draft.parents)
+        return {
+            name: RowDraft(*(None if it is None else tuple(it[row, :count].tolist()) for it in columns))  # type: ignore[arg-type]
+            for row, (name, count) in enumerate(zip(self.names, draft.lengths.tolist(), strict=True))
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +138,7 @@ class VerifyStep:
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=stream) * 2
 
-        def choose(values: tuple[float, ...]) -> Tensor:
+        def choose(*values: float) -> Tensor:
             return torch.tensor(values)[torch.randint(len(values), (batch_size,), generator=stream)]
 
         draft = Draft.allocate(batch_size, draft_length, distribution=distribution, vocab_size=vocab_size)
@@ -131,30 +150,31 @@ class VerifyStep:
             draft.draft_probs.copy_(normal(batch_size, draft_length, vocab_size).softmax(-1))
         if draft.drawn is not None:
             draft.drawn.copy_(torch.rand(batch_size, draft_length, generator=stream) < 0.7)
-        sampling = SamplingBatch(choose(_TEMPERATURES), choose(_TOP_K).long(), choose(_TOP_P), choose(_MIN_P))
+        sampling = SamplingBatch(choose(0.0, 0.5, 1.0), choose(0, 2, 4).long(), choose(0.6, 1.0), choose(0.0, 0.2))
         positions = torch.randint(99, (batch_size,), generator=stream)
         numbers = uniforms(torch.arange(batch_size), positions, draft_length)
         return cls(draft, normal(batch_size, draft_length + 1, vocab_size), sampling, numbers)
 
-    def verify(self, verifier: Verifier, *, flat: bool = False, device: str = "cpu") -> Verification:
-        """Verify the step on `device`, its logits padded or flat."""
+    def arguments(self, *, flat: bool = False, device: str = "cpu") -> tuple[Any, ...]:
+        """Return the arguments of `Verifier.verify` on `device`, with logits that are padded or flat."""
         rows = [self.dense[row, : length + 1] for row, length in enumerate(self.draft.lengths.tolist())]
         target = TargetLogits.flat(torch.cat(rows), self.draft.lengths) if flat else TargetLogits.dense(self.dense)
-        sampling = moved(self.sampling, device)
-        numbers = moved(self.uniforms, device)
-        return verifier.verify(moved(self.draft, device), moved(target, device), sampling, numbers)
+        return tuple(move_to(it, device) for it in (self.draft, target, self.sampling, self.uniforms))
+
+    def verify(self, verifier: Verifier, *, flat: bool = False, device: str = "cpu") -> Verification:
+        """Verify the step on `device`."""
+        return verifier.verify(*self.arguments(flat=flat, device=device))
 
     def pick(self, rows: list[int], draft_length: int | None = None) -> VerifyStep:
         """Return the step of some rows, in their order, cut to `draft_length` draft tokens."""
         index = torch.tensor(rows, dtype=torch.int64)
-        most = draft_length
-        most = self.draft.draft_length if most is None else most
-        draft = map_tensors(self.draft, lambda tensor: tensor[index]).view(len(rows), most)
+        longest = self.draft.draft_length if draft_length is None else draft_length
+        draft = map_tensors(self.draft, lambda tensor: tensor[index]).view(len(rows), longest)
         sampling = map_tensors(self.sampling, lambda tensor: tensor[index])
-        numbers = Uniforms(self.uniforms.accept[index, :most], self.uniforms.draw[index, : most + 1])
-        return VerifyStep(draft, self.dense[index, : most + 1], sampling, numbers)
+        numbers = Uniforms(self.uniforms.accept[index, :longest], self.uniforms.draw[index, : longest + 1])
+        return VerifyStep(draft, self.dense[index, : longest + 1], sampling, numbers)
 
-    def poisoned(self, poison: int) -> VerifyStep:
+    def with_poison(self, poison: int) -> VerifyStep:
         """Return the step with `poison` and NaN wherever the memory of a row is undefined."""
         step = self.pick(list(range(self.draft.batch_size)))
         outside = ~step.draft.mask()
@@ -178,7 +198,7 @@ class VerifyStep:
         step.uniforms.draw[places > accepted] = 0.0
         return step
 
-    def greedy(self, *, all_greedy: bool) -> VerifyStep:
+    def as_greedy(self, *, all_greedy: bool) -> VerifyStep:
         """Return the step with temperature 0 in every row; `all_greedy` says whether the host knows this."""
         cold = torch.zeros_like(self.sampling.temperature)
         return replace(self, sampling=replace(self.sampling, temperature=cold, all_greedy=all_greedy))
@@ -196,6 +216,6 @@ class VerifyStep:
         return replace(self, draft=draft, sampling=plain)
 
 
-def moved(record: T, device: str) -> T:
+def move_to(record: T, device: str) -> T:
     """Return a dataclass with its tensors on `device`."""
     return map_tensors(record, lambda tensor: tensor.to(device))

@@ -9,28 +9,25 @@ Each test is one clause of the contract that `specplug.interfaces.Proposer` stat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from specplug.testing.batches import POISON
+from specplug.testing.driver import NO_OPTIONS
 from specplug.testing.harness import ProposerHarness
-from specplug.testing.wrappers import (
-    ChangedBatches,
-    StagedProposer,
-    WatchedProposer,
-    newest_only,
-    without_old_text,
-)
+from specplug.testing.wrappers import StagedProposer, without_old_text
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN
 from specplug.types.paths import ROOT
 from specplug.types.request import Lifecycle
+from specplug.types.step import Draft
 from specplug.types.tensors import tensors_of
 
-_newest_only = partial(ChangedBatches, change=newest_only)
-_without_old_text = partial(ChangedBatches, change=without_old_text)
+_newest_only = partial(without_old_text, newest_only=True)
 
 
 class ProposerContract(ProposerHarness):
@@ -38,124 +35,31 @@ class ProposerContract(ProposerHarness):
 
     def test_drafts_for_the_texts(self) -> None:
         """The proposer drafts for at least one text; without drafts all other clauses would hold trivially."""
-        with self.driver() as driver:
-            drafted = sum(int(step.draft.lengths.sum()) for step in self.steps(driver))
+        drafted = sum(int(step.draft.lengths.sum()) for step in self.each_step())
         assert drafted > 0, f"{self.who}: drafted nothing for any text; override `texts` with some that it drafts for"
 
     @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
-    def test_keeps_the_shape_of_the_draft(self, index_dtype: torch.dtype) -> None:
-        """The draft buffer keeps its shapes and dtypes, whichever integer type the engine's indices have."""
+    def test_drafts_are_well_formed(self, index_dtype: torch.dtype) -> None:
+        """Shapes, ids, confidences, sources, parents and distributions are as `Draft` says, by any type of indices."""
         with self.driver(index_dtype=index_dtype) as driver:
             for step in self.steps(driver):
-                step.draft.validate()
-                found = (step.draft.batch_size, step.draft.draft_length)
-                expected = (len(step.names), self.draft_length)
-                assert found == expected, f"{self.who}: draft buffer resized; found {found}, expected {expected}"
-
-    def test_drafts_ids_of_the_vocabulary(self) -> None:
-        """Ids lie in [0, vocab_size) within a row's length and are NO_TOKEN beyond it."""
-        with self.driver() as driver:
-            for step in self.steps(driver):
-                inside = step.draft.mask()
-                ids = step.draft.token_ids
-                wrong = ids[inside & ((ids < 0) | (ids >= self.vocab_size))].tolist()
-                assert not wrong, f"{self.who}: drafted ids {wrong}; expected ids in [0, {self.vocab_size})"
-                left = ids[~inside & (ids != NO_TOKEN)].tolist()
-                assert not left, (
-                    f"{self.who}: ids {left} stand beyond the lengths; expected {NO_TOKEN}. Leave these places as "
-                    "they arrive, or call draft.shorten(limits) at the end"
-                )
+                mistake = find_mistake(step.draft, (len(step.names), self.draft_length), self.vocab_size)
+                assert not mistake, f"{self.who}: {mistake}"
 
     def test_respects_limits(self) -> None:
         """No row drafts more than its limit, whether the limits are equal, different, or 0."""
-        for shape in (
-            lambda row, step: (row + step) % (self.draft_length + 1),
-            lambda row, step: 0,
-            lambda row, step: 1,
-        ):
-            with self.driver() as driver:
-                for step in self.steps(driver, caps=shape):
-                    lengths = step.draft.lengths.tolist()
-                    limits = step.limits.tolist()
-                    held = all(0 <= length <= limit for length, limit in zip(lengths, limits, strict=True))
-                    assert held, f"{self.who}: drafted {lengths} tokens; expected at most {limits}, row by row"
-
-    def test_confidence_is_a_probability(self) -> None:
-        """Confidences of drafted tokens lie in [0, 1]."""
-        with self.driver() as driver:
-            for step in self.steps(driver):
-                levels = step.draft.confidence[step.draft.mask()]
-                wrong = levels[~((levels >= 0) & (levels <= 1))].tolist()  # written this way, NaN is wrong
-                assert not wrong, f"{self.who}: confidences {wrong}; expected probabilities in [0, 1]"
-
-    def test_names_its_sources(self) -> None:
-        """Drafted tokens index `sources` (0 for a single unnamed source); all other entries are -1."""
-        with self.driver() as driver:
-            known = set(range(max(1, len(driver.proposer.sources))))
-            for step in self.steps(driver):
-                for name, row in step.by_request().items():
-                    assert known.issuperset(row.source), (
-                        f"{self.who}: source {row.source} with draft {row.token_ids} of {name!r}; "
-                        f"expected each one of {sorted(known)}"
-                    )
-                left = step.draft.source[~step.draft.mask()]
-                assert bool((left == -1).all()), (
-                    f"{self.who}: sources {left[left != -1].tolist()} stand beyond the lengths; expected -1. Leave "
-                    "these places as they arrive, or call draft.shorten(limits) at the end"
-                )
-
-    def test_parents_come_before_children(self) -> None:
-        """In a tree, every node's parent is an earlier node or the context."""
-        if not self.caps.trees:
-            pytest.skip("drafts no trees")
-        with self.driver() as driver:
-            for step in self.steps(driver):
-                for name, row in step.by_request().items():
-                    parents = row.parents or ()
-                    sound = all(ROOT <= parent < node for node, parent in enumerate(parents))
-                    assert sound, f"{self.who}: parents {parents} of {name!r}; expected each in [{ROOT}, its node)"
-
-    def test_fills_in_its_distribution(self) -> None:
-        """The declared draft distribution sums to 1 and gives each drafted token a positive probability."""
-        distribution = self.caps.distribution
-        if distribution is Distribution.ONE_HOT:
-            pytest.skip("drafts are one-hot")
-        with self.driver() as driver:
-            for step in self.steps(driver):
-                inside = step.draft.mask()
-                draft = step.draft
-                full = draft.draft_logits if distribution is Distribution.LOGITS else draft.draft_probs
-                assert full is not None
-                inside = inside if draft.drawn is None else inside & draft.drawn
-                probs = full[inside].softmax(-1) if distribution is Distribution.LOGITS else full[inside]
-                assert bool((probs >= 0).all()), f"{self.who}: {distribution.value} hold NaN or negative probabilities"
-                whole = (probs.sum(-1) - 1).abs() < 1e-3
-                assert bool(whole.all()), f"{self.who}: {distribution.value} do not sum to 1"
-                column = draft.token_ids[inside].long()
-                tokens = draft.token_ids[inside].long()
-                if draft.draft_vocab is not None:
-                    found, column = (tokens[:, None] == draft.draft_vocab).max(1)
-                    unknown = tokens[~found].tolist()
-                    assert not unknown, (
-                        f"{self.who}: drafted ids {unknown} are not in its draft vocabulary. Draw from that, or clear "
-                        "draft.drawn for tokens that were not drawn from the distribution"
-                    )
-                own = probs.gather(1, column[:, None])
-                assert bool((own > 0).all()), f"{self.who}: drafted tokens that {distribution.value} give probability 0"
+        for cap in (lambda row, step: (row + step) % (self.draft_length + 1), lambda *_: 0, lambda *_: 1):
+            caps = lambda step: {"caps": {name: cap(row, step) for row, name in enumerate(self.names)}}  # noqa: E731, B023
+            for step in self.each_step(how=caps):
+                lengths = step.draft.lengths
+                within = bool(((lengths >= 0) & (lengths <= step.limits)).all())
+                found = f"drafted {lengths.tolist()} tokens; expected at most {step.limits.tolist()}, row by row"
+                assert within, f"{self.who}: {found}"
 
     def test_ingests_without_drafting(self) -> None:
         """Drafts do not depend on whether earlier steps drafted too."""
-        every = 3
-        with self.driver() as always, self.driver() as seldom:
-            draft_lengths = (
-                (lambda step: self.draft_length),
-                (lambda step: self.draft_length if step % every == 0 else 0),
-            )
-            drafts = [
-                self.drafts(driver, draft_lengths=draft_length)
-                for driver, draft_length in zip((always, seldom), draft_lengths, strict=True)
-            ]
-        self.same(drafts[0][::every], drafts[1][::every], "after steps that only ingested")
+        seldom = self.drafts(lambda step: {"draft_length": 0} if step % 3 else NO_OPTIONS)
+        self.assert_same(self.drafts()[::3], seldom[::3], "after steps that only ingested")
 
     def test_takes_an_empty_batch(self) -> None:
         """A step may have no requests."""
@@ -168,21 +72,18 @@ class ProposerContract(ProposerHarness):
 
     def test_changes_nothing_that_it_reads(self) -> None:
         """Batch, limits and the draft's base belong to the engine and stay unchanged."""
-        with self.driver(WatchedProposer) as driver:
-            for _step in self.steps(driver):
-                pass
+        self.drafts(watched=True)
 
     def test_does_not_depend_on_the_order_of_rows(self) -> None:
         """Requests may change their row at every step."""
-        with self.driver() as still, self.driver() as moving:
-            turned = self.drafts(moving, orders=_rotated)
-            self.same(self.drafts(still), turned, "with the rows in another order")
+        names = self.names * 2
+        count = len(self.texts)
+        turned = self.drafts(lambda step: {"order": names[step % count : step % count + count]})
+        self.assert_same(self.drafts(), turned, "with the rows in another order")
 
     def test_does_not_read_undefined_memory(self) -> None:
         """Drafts do not depend on table entries beyond a row's length or in rows of other slots."""
-        inside = self.texts[0][-1]
-        with self.driver() as poisoned, self.driver(poison=inside) as plausible:
-            self.same(self.drafts(poisoned), self.drafts(plausible), "with other ids in undefined memory")
+        self.assert_same(self.drafts(), self.drafts(poison=self.texts[0][-1]), "with other ids in undefined memory")
 
     def test_does_not_read_inside_barriers(self) -> None:
         """Drafts do not depend on the ids inside a span that is not text."""
@@ -197,57 +98,49 @@ class ProposerContract(ProposerHarness):
                     shown = [*text[:start], *span, *text[stop:]] if barriers else text
                     driver.start(f"text {index}", shown, barriers=barriers)
                 results.append([driver.step(self.draft_length).by_request()])
-        self.same(results[0], results[1], "with other ids inside a barrier")
+        self.assert_same(results[0], results[1], "with other ids inside a barrier")
 
     def test_takes_prompts_in_chunks(self) -> None:
         """A prompt that arrives in chunks, with no drafts between them, gives the same drafts as a whole prompt."""
         with self.driver() as whole, self.driver() as pieces:
-            for index, text in enumerate(self.texts):
-                whole.start(f"text {index}", text)
-                pieces.start(f"text {index}", text[:1])
-            for begin in range(1, max(len(text) for text in self.texts), 5):
-                pieces.step(self.draft_length, caps={f"text {index}": 0 for index in range(len(self.texts))})
-                for index, text in enumerate(self.texts):
-                    pieces.extend(f"text {index}", text[begin : begin + 5])
+            for name, text in zip(self.names, self.texts, strict=True):
+                whole.start(name, text)
+                pieces.start(name, text[:1])
+            for begin in range(1, max(map(len, self.texts)), 5):
+                pieces.step(self.draft_length, caps=dict.fromkeys(self.names, 0))
+                for name, text in zip(self.names, self.texts, strict=True):
+                    pieces.extend(name, text[begin : begin + 5])
             expected = whole.step(self.draft_length).by_request()
             found = pieces.step(self.draft_length).by_request()
-        self.same([expected], [found], "with prompts in chunks")
+        self.assert_same([expected], [found], "with prompts in chunks")
 
-    def test_forgets_a_slot_with_its_generation(self) -> None:
-        """A slot's next request gets the drafts of a fresh proposer, even if no event reported the last one's end."""
+    @pytest.mark.parametrize("kind", [Lifecycle.STARTED, Lifecycle.RESUMED, Lifecycle.UPDATED])
+    def test_forgets_a_slot_with_its_generation(self, kind: Lifecycle) -> None:
+        """A slot's next request gets the drafts of a fresh proposer, even if no event reported the last one's end.
+
+        After preemption, a request's text in its new slot is that of the token table, not the remembered one.
+        """
+        name, end = ("old", None) if kind is Lifecycle.STARTED else ("new", Lifecycle.PREEMPTED)
         for text in self.texts:
             with self.driver() as used:
-                used.start("old", text)
+                used.start(name, text)
                 used.step(self.draft_length)
-                used.leave("old", kind=None)
-                self.compare_with_fresh(used, text, Lifecycle.STARTED, "in a slot used before")
-
-    @pytest.mark.parametrize("kind", [Lifecycle.RESUMED, Lifecycle.UPDATED])
-    def test_believes_the_table_after_preemption(self, kind: Lifecycle) -> None:
-        """After preemption, a request's text in its new slot is that of the token table, not the remembered one."""
-        for text in self.texts:
-            with self.driver() as used:
-                used.start("new", text)
-                used.step(self.draft_length)
-                used.leave("new", Lifecycle.PREEMPTED)
-                used.start("in its place", self.texts[0])
-                self.compare_with_fresh(used, text, kind, f"{kind.value} after preemption")
+                used.leave(name, end)
+                if end is not None:
+                    used.start("in its place", self.texts[0])
+                self.compare_with_fresh(used, text, kind, f"when {kind.value} in a slot used before")
 
     @pytest.mark.parametrize("rank", [0, 1])
     def test_drafts_alike_on_all_ranks(self, rank: int) -> None:
         """Two instances draft the same for the same stream; differing drafts on ranks corrupt the text silently."""
-        with self.driver() as one, self.driver(rank=rank) as other:
-            self.same(self.drafts(one), self.drafts(other), f"from another instance, of rank {rank}")
+        self.assert_same(self.drafts(), self.drafts(rank=rank), f"from another instance, of rank {rank}")
 
     def test_observes(self) -> None:
         """`observe` neither fails nor changes its arguments."""
         if not self.caps.learns:
             pytest.skip("does not learn")
-        with self.driver(WatchedProposer) as driver:
-            answers = {}
-            for index, text in enumerate(self.texts):
-                driver.start(f"text {index}", text[: (len(text) + 1) // 2])
-                answers[f"text {index}"] = list(text[(len(text) + 1) // 2 :])
+        with self.driver(watched=True) as driver:
+            answers = self.start_halves(driver)
             while any(answers.values()):
                 step = driver.step(self.draft_length)
                 emitted = driver.settle(step, answers).emitted.tolist()
@@ -260,63 +153,106 @@ class ProposerContract(ProposerHarness):
         driver.close()
         driver.close()
 
-    def test_works_through_the_pipeline(self) -> None:
-        """Threads, fault containment and dummy steps leave the drafts unchanged and cause no faults."""
-        self._compare_with_pipeline(inline=False, when="through the pipeline")
-
-    def test_works_inline(self) -> None:
-        """The same holds in the engine's own thread."""
-        if not self.caps.inline:
+    @pytest.mark.parametrize("inline", [False, True])
+    def test_works_through_the_pipeline(self, inline: bool) -> None:
+        """Threads or the engine's own, fault containment and dummy steps change no drafts and cause no faults."""
+        if inline and not self.caps.inline:
             pytest.skip("does not run inline")
-        self._compare_with_pipeline(inline=True, when="inline")
+        with self.driver() as driver:
+            driver.proposer = staged = StagedProposer(driver.proposer, self.spec, driver.context, inline=inline)
+            found = [step.by_request() for step in self.steps(driver)]
+            assert not staged.guard.counts, f"{self.who}: faults in the pipeline: {dict(staged.guard.counts)}"
+        self.assert_same(self.drafts(), found, "through the pipeline")
 
     def test_keeps_no_view_of_a_batch(self) -> None:
         """Drafts do not depend on a batch's tensors being overwritten after the step."""
         if not self.caps.inline:
             pytest.skip("does not run inline, and so gets copies")
         found = []
-        with self.driver() as still, self.driver() as overwritten:
-            for step in self.steps(overwritten):
-                found.append(step.by_request())
-                for tensor in tensors_of(step.batch).values():
-                    tensor.fill_(POISON)  # a float represents it exactly, and a bool becomes True
-            self.same(self.drafts(still), found, "with tensors overwritten after each step")
+        for step in self.each_step():
+            found.append(step.by_request())
+            for tensor in tensors_of(step.batch).values():
+                tensor.fill_(POISON)  # a float represents it exactly, and a bool becomes True
+        self.assert_same(self.drafts(), found, "with tensors overwritten after each step")
 
     def test_needs_only_the_newest_tokens(self) -> None:
         """Drafts do not depend on ids before a row's newest `num_new`, which may be wrong or missing."""
         if not self.caps.incremental:
             pytest.skip("reads whole texts")
-        with self.driver() as whole, self.driver(_newest_only) as windows, self.driver(_without_old_text) as wrong:
-            expected = self.drafts(whole, orders=_with_gaps)
-            self.same(expected, self.drafts(windows, orders=_with_gaps), "with the newest tokens only")
-            self.same(expected, self.drafts(wrong, orders=_with_gaps), "with other ids in text that it has seen")
+
+        def with_gaps(step: int) -> Mapping[str, Any]:
+            skipped = step % (len(self.names) + 1)  # each request skips one step in turn
+            return {"order": [name for row, name in enumerate(self.names) if row != skipped] or self.names}
+
+        expected = self.drafts(with_gaps)
+        windows = self.drafts(with_gaps, change=_newest_only)
+        self.assert_same(expected, windows, "with the newest tokens only")
+        poisoned = self.drafts(with_gaps, change=without_old_text)
+        self.assert_same(expected, poisoned, "with other ids in text that it has seen")
 
     def test_starts_over_with_a_whole_text(self) -> None:
         """A row whose whole text is new gets the drafts of a slot that held nothing before."""
         if not self.caps.incremental:
             pytest.skip("reads whole texts")
-        with self.driver() as once, self.driver(_newest_only) as again:
+        with self.driver(change=_newest_only) as again:
 
-            def orders(names: list[str], step: int) -> list[str]:
-                again.resend(names[step % len(names)])
-                return names
+            def resend(step: int) -> Mapping[str, Any]:
+                again.resend(self.names[step % len(self.names)])
+                return NO_OPTIONS
 
-            self.same(self.drafts(once), self.drafts(again, orders=orders), "with whole texts handed over again")
-
-    def _compare_with_pipeline(self, *, inline: bool, when: str) -> None:
-        with self.driver() as plain, self.driver() as driver:
-            driver.proposer = staged = StagedProposer(driver.proposer, self.spec, driver.context, inline=inline)
-            expected = self.drafts(plain)
-            found = self.drafts(driver)
-            assert not staged.guard.counts, f"{self.who}: faults in the pipeline: {dict(staged.guard.counts)}"
-        self.same(expected, found, when)
+            found = [step.by_request() for step in self.steps(again, resend)]
+        self.assert_same(self.drafts(), found, "with whole texts handed over again")
 
 
-def _with_gaps(names: list[str], step: int) -> list[str]:
-    """Let each request skip one step in turn, so that its tokens arrive with the next."""
-    return [name for row, name in enumerate(names) if row != step % (len(names) + 1)] or names
+def find_mistake(draft: Draft, shape: tuple[int, int], vocab_size: int) -> str:
+    """Return what is wrong with the form of a draft of B rows and N tokens, of `shape` (B, N); "" if nothing is."""
+    draft.validate()
+    if (draft.batch_size, draft.draft_length) != shape:
+        return f"draft buffer resized; found {(draft.batch_size, draft.draft_length)}, expected {shape}"
+    inside = draft.mask()
+    ids = draft.token_ids
+    places = torch.arange(draft.draft_length, device=draft.device)
+    wrong = {  # entries, those of them that are wrong, and what was expected
+        "drafted ids": (ids, inside & ((ids < 0) | (ids >= vocab_size)), f"ids in [0, {vocab_size})"),
+        "confidences": (  # written this way, NaN is wrong
+            draft.confidence,
+            inside & ~((draft.confidence >= 0) & (draft.confidence <= 1)),
+            "probabilities in [0, 1]",
+        ),
+        "sources": (
+            draft.source,
+            inside & ((draft.source < 0) | (draft.source >= len(draft.sources))),
+            f"one of {list(range(len(draft.sources)))}",
+        ),
+        "ids beyond the lengths": (ids, ~inside & (ids != NO_TOKEN), f"{NO_TOKEN}, as they arrive"),
+        "sources beyond the lengths": (draft.source, ~inside & (draft.source != -1), "-1, as they arrive"),
+    }
+    if draft.parents is not None:
+        is_wrong = inside & ((draft.parents < ROOT) | (draft.parents >= places))
+        wrong["parents"] = (draft.parents, is_wrong, f"each in [{ROOT}, its node)")
+    for what, (entries, where, expected) in wrong.items():
+        if bool(where.any()):
+            return f"{what} {entries[where].tolist()}; expected {expected}"
+    return "" if draft.distribution is Distribution.ONE_HOT else _mistake_of_distribution(draft)
 
 
-def _rotated(names: list[str], step: int) -> list[str]:
-    first = step % len(names)
-    return names[first:] + names[:first]
+def _mistake_of_distribution(draft: Draft) -> str:
+    name = draft.distribution.value
+    full = draft.draft_logits if draft.distribution is Distribution.LOGITS else draft.draft_probs
+    assert full is not None
+    inside = draft.mask() if draft.drawn is None else draft.mask() & draft.drawn
+    probs = full[inside].softmax(-1) if draft.distribution is Distribution.LOGITS else full[inside]
+    column = tokens = draft.token_ids[inside].long()
+    if not bool((probs >= 0).all()):
+        return f"{name} hold NaN or negative probabilities"
+    if not bool(((probs.sum(-1) - 1).abs() < 1e-3).all()):
+        return f"{name} do not sum to 1"
+    if draft.draft_vocab is not None:
+        known, column = (tokens[:, None] == draft.draft_vocab).max(1)
+        if not bool(known.all()):
+            return (
+                f"drafted ids {tokens[~known].tolist()} are not in its draft vocabulary. Draw from that, or clear "
+                "draft.drawn for tokens that were not drawn from the distribution"
+            )
+    is_possible = bool((probs.gather(1, column[:, None]) > 0).all())
+    return "" if is_possible else f"drafted tokens that {name} give probability 0"

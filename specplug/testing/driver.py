@@ -12,12 +12,13 @@ in the batch are three different numbers, and undefined entries are poisoned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import takewhile
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,8 @@ from specplug.plugins.specs import PluginSpec, ProposerSpec
 from specplug.settings.model import Faults, Settings
 from specplug.steps.draft_buffers import checked_draft_vocab
 from specplug.steps.proposer_runner import ProposerRunner
-from specplug.testing.batches import PLENTY, POISON, make_batch
+from specplug.testing.batches import PLENTY, POISON, DraftedStep, make_batch
+from specplug.testing.wrappers import watch
 from specplug.types.batch import Barrier
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, Reference, Request, RequestEvent, digest_of
@@ -48,37 +50,6 @@ def context_for(spec: PluginSpec, options: Mapping[str, object], caps: EngineCap
     return PluginContext(caps, options=None if model is None else model(**options), **fields)
 
 
-class RowDraft(NamedTuple):
-    """One row's draft as plain Python; `parents` is None for chains."""
-
-    token_ids: tuple[int, ...]
-    confidence: tuple[float, ...]
-    source: tuple[int, ...]
-    parents: tuple[int, ...] | None
-
-
-@dataclass(frozen=True)
-class DraftedStep:
-    """Input and output of a proposer at one step."""
-
-    names: tuple[str, ...]
-    batch: EngineBatch
-    limits: Tensor
-    draft: Draft
-
-    def by_request(self) -> dict[str, RowDraft]:
-        """Return each request's draft, by name."""
-        draft = self.draft
-        drafts = {}
-        for row, (name, count) in enumerate(zip(self.names, draft.lengths.tolist(), strict=True)):
-            parents = None if draft.parents is None else tuple(draft.parents[row, :count].tolist())
-            ids = draft.token_ids[row, :count].tolist()
-            confidence = draft.confidence[row, :count].tolist()
-            source = tuple(draft.source[row, :count].tolist())
-            drafts[name] = RowDraft(tuple(ids), tuple(confidence), source, parents)
-        return drafts
-
-
 @dataclass
 class _Running:
     """One running request: its slot, its text, and how much of the text the proposer has received."""
@@ -91,10 +62,11 @@ class _Running:
     known: int = 0
 
 
-class Driver:
+@dataclass(eq=False)
+class Driver(AbstractContextManager["Driver"]):
     """An engine's view of one proposer.  As a context manager it closes the proposer on exit.
 
-    The attribute `proposer` may be replaced by a wrapper, see `specplug.testing.wrappers`.
+    The attribute `proposer` may be replaced by a `StagedProposer`.
 
     Args:
         spec, options: the proposer, and its own settings as arguments of its options model.
@@ -103,41 +75,39 @@ class Driver:
         rank: tensor-parallel rank in the proposer's context.
         poison: fill value of undefined entries of the token table.
         index_dtype: int32 or int64, the dtype of slots and table rows.
+        change: what the proposer gets in place of each batch.
+        watched: whether to raise `ContractError` if a call changes one of its read-only arguments.
         registry: registry of the parts of a composed proposer; by default the installed plug-ins.
     """
 
-    def __init__(
-        self,
-        spec: ProposerSpec,
-        options: Mapping[str, object] = NO_OPTIONS,
-        *,
-        vocab_size: int,
-        max_slots: int = 8,
-        max_length: int = 256,
-        max_draft_length: int = 8,
-        device: torch.device | str = "cpu",
-        rank: int = 0,
-        poison: int = POISON,
-        index_dtype: torch.dtype = torch.int64,
-        registry: Registry | None = None,
-    ) -> None:
-        self.spec = spec
-        self.caps = spec.caps_for(torch.device(device).type)
-        caps = EngineCaps(max_draft_length, trees=self.caps.trees, draft_input=self.caps.distribution)
-        sizes = {"vocab_size": vocab_size, "max_slots": max_slots, "max_length": max_length}
-        given = {**sizes, "device": torch.device(device), "rank": rank, "part": partial(self._part, registry)}
-        self.context = context_for(spec, options, caps, **given)
-        self._poison = poison
-        self._index_dtype = index_dtype
-        self._occupants: dict[str, _Running] = {}
-        self._free = list(range(max_slots))
-        self._generations = [-1] * max_slots
-        self._reset_slots: set[int] = set()
-        self.proposer: Proposer = spec.build(self.context)
-        self.proposer.warmup()
+    spec: ProposerSpec
+    options: Mapping[str, object] = field(default_factory=dict)
+    _: KW_ONLY
+    vocab_size: int
+    max_slots: int = 8
+    max_length: int = 256
+    max_draft_length: int = 8
+    device: torch.device | str = "cpu"
+    rank: int = 0
+    poison: int = POISON
+    index_dtype: torch.dtype = torch.int64
+    change: Callable[[EngineBatch], EngineBatch] = lambda batch: batch
+    watched: bool = False
+    registry: Registry | None = None
 
-    def __enter__(self) -> Self:
-        return self
+    def __post_init__(self) -> None:
+        device = torch.device(self.device)
+        self.caps = self.spec.caps_for(device.type)
+        caps = EngineCaps(self.max_draft_length, trees=self.caps.trees, draft_input=self.caps.distribution)
+        sizes = {"vocab_size": self.vocab_size, "max_slots": self.max_slots, "max_length": self.max_length}
+        own = {"device": device, "rank": self.rank, "part": self._part}
+        self.context = context_for(self.spec, self.options, caps, **sizes, **own)
+        self._occupants: dict[str, _Running] = {}
+        self._free = list(range(self.max_slots))
+        self._generations = [-1] * self.max_slots
+        self._reset_slots: set[int] = set()
+        self.proposer: Proposer = self.spec.build(self.context)
+        self.proposer.warmup()
 
     def __exit__(self, *_error: object) -> None:
         self.close()
@@ -164,11 +134,10 @@ class Driver:
         slot = self._free.pop()
         self._generations[slot] += 1
         self._reset_slots.add(slot)
-        given: dict[str, Any] = {"prompt_length": len(tokens), "max_tokens": PLENTY, "isolation_key": name, **fields}
-        given.setdefault("prompt_digest", digest_of(tokens[: given["prompt_length"]]))
-        request = Request(name, references=tuple(Reference.of(reference) for reference in references), **given)
-        occupant = _Running(request, slot, self._generations[slot], list(tokens), barriers)
-        self._occupants[name] = occupant
+        fields = {"prompt_length": len(tokens), "max_tokens": PLENTY, "isolation_key": name, **fields}
+        fields.setdefault("prompt_digest", digest_of(tokens[: fields["prompt_length"]]))
+        request = Request(name, references=tuple(map(Reference.of, references)), **fields)
+        self._occupants[name] = occupant = _Running(request, slot, self._generations[slot], list(tokens), barriers)
         self._notify(kind, occupant)
 
     def leave(
@@ -210,11 +179,11 @@ class Driver:
             rows=[(slot + 2) % context.max_slots for slot in slots],
             table_shape=(context.max_slots, context.max_length),
             vocab_size=context.vocab_size,
-            reset_slots=sorted(self._reset_slots.intersection(slots)),
-            barriers=[Barrier(row, *span) for row, occupant in enumerate(occupants) for span in occupant.barriers],
+            reset_slots=tuple(sorted(self._reset_slots.intersection(slots))),
+            barriers=tuple(Barrier(row, *span) for row, it in enumerate(occupants) for span in it.barriers),
             requests=[occupant.request for occupant in occupants],
-            poison=self._poison,
-            index_dtype=self._index_dtype,
+            poison=self.poison,
+            index_dtype=self.index_dtype,
             device=context.device,
         )
 
@@ -231,10 +200,8 @@ class Driver:
         """
         names = tuple(self._occupants if order is None else order)
         batch = self.batch(order)
-        bounds = torch.tensor(
-            [draft_length if caps is None else caps.get(name, draft_length) for name in names], dtype=torch.int32
-        )
-        limits = batch.limits(draft_length, bounds.to(batch.device))
+        bounds = [(caps or {}).get(name, draft_length) for name in names]
+        limits = batch.limits(draft_length, torch.tensor(bounds, dtype=torch.int32, device=batch.device))
         step = DraftedStep(names, batch, limits, self.run(batch, draft_length, limits))
         self._reset_slots.difference_update(self._occupants[name].slot for name in names)
         for name in names:
@@ -249,10 +216,9 @@ class Driver:
         chain = step.draft.as_chain()
         accepted = []
         emitted = []
-        for row, name in enumerate(step.names):
-            drafted = chain.token_ids[row].tolist()
-            answer = list(answers[name])
-            pairs = zip(drafted[: int(chain.lengths[row])], answer, strict=False)
+        for name, drafted, length in zip(step.names, chain.token_ids.tolist(), chain.lengths.tolist(), strict=True):
+            answer = answers[name]
+            pairs = zip(drafted[:length], answer, strict=False)
             accepted.append(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
             emitted.append(min(accepted[-1] + 1, len(answer)))
             self.extend(name, answer[: emitted[-1]])
@@ -260,7 +226,9 @@ class Driver:
         outcome = Outcome(step.draft.lengths.clone(), int32(accepted), int32(emitted))
         verdict = Verdict.build(step.draft.lengths, outcome)
         if self.caps.learns:
-            self.proposer.observe(self.batch(step.names), step.draft, verdict)
+            batch = self.batch(step.names)
+            arguments = (self.change(batch), step.draft, verdict)
+            self._call("observe", *arguments, batch=batch, draft=step.draft, verdict=verdict)
         return verdict
 
     def run(self, batch: EngineBatch, draft_length: int, limits: Tensor) -> Draft:
@@ -277,13 +245,23 @@ class Driver:
             sources=self.proposer.sources or (self.spec.name,),
         )
         draft.reset(batch.lengths)
-        self.proposer.step(batch, limits if draft_length else None, draft if draft_length else None)
+        outputs = (limits, draft) if draft_length else (None, None)
+        read_only = {"batch": batch, "limits": limits, "draft.base_len": draft.base_len}
+        self._call("step", self.change(batch), *outputs, **read_only)
         return draft
 
-    def _part(self, registry: Registry | None, name: str, *, states: bool = False) -> ProposerRunner:
+    def _call(self, name: str, *arguments: object, **read_only: object) -> None:
+        """Call the proposer, which must not change the tensors of `read_only`."""
+        action = partial(getattr(self.proposer, name), *arguments)
+        if self.watched:
+            watch(name, action, **read_only)
+        else:
+            action()
+
+    def _part(self, name: str, *, states: bool = False) -> ProposerRunner:
         """Build a part whose faults fail the test."""
         settings = Settings(faults=Faults(host_deadline_ms=None))
-        known = registry or default_registry()
+        known = self.registry or default_registry()
         return build_part(name, settings, known, self.context, _refuse, (self.spec.name,), states=states)
 
     def _notify(self, kind: Lifecycle, occupant: _Running, visible: int | None = None) -> None:

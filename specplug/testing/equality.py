@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -44,8 +45,9 @@ class Difference:
     gap: float
 
     def __str__(self) -> str:
-        tokens = f"expected {_name(self.expected)}, found {_name(self.actual)}"
-        return f"request {self.request}, output token {self.position}: {tokens}, logit gap {self.gap:.3g}"
+        one, other = ("the end" if it is None else f"token {it}" for it in (self.expected, self.actual))
+        found = f"expected {one}, found {other}, logit gap {self.gap:.3g}"
+        return f"request {self.request}, output token {self.position}: {found}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +123,9 @@ def judge_greedy(
             expected="one of each per request",
         )
     differences = [
-        _difference(forward, request, prompt, list(wanted), list(found), end_ids)
-        for request, (prompt, wanted, found) in enumerate(zip(prompts, expected, actual, strict=True))
-        if list(wanted) != list(found)
+        _difference(forward, request, prompt, right, found, end_ids)
+        for request, (prompt, right, found) in enumerate(zip(prompts, expected, actual, strict=True))
+        if list(right) != list(found)
     ]
     return EqualityReport(
         total=len(prompts),
@@ -139,24 +141,16 @@ def _difference(
     forward: Forward,
     request: int,
     prompt: Sequence[int],
-    expected: list[int],
-    actual: list[int],
+    expected: Sequence[int],
+    actual: Sequence[int],
     end_ids: Sequence[int],
 ) -> Difference:
     """Find the first differing token of two outputs and compare the two logits there."""
-    pairs = enumerate(zip(expected, actual, strict=False))
-    shorter = min(len(expected), len(actual))
-    position = next((place for place, (wanted, found) in pairs if wanted != found), shorter)
-    wanted = expected[position] if position < len(expected) else None
-    found = actual[position] if position < len(actual) else None
-    if None in (wanted, found) and not end_ids:
-        return Difference(request, position, wanted, found, float("inf"))
-    logits = _last_logits(forward([*prompt, *expected[:position]]))
-    gap = abs(_logit(logits, wanted, end_ids) - _logit(logits, found, end_ids))
-    return Difference(request, position, wanted, found, gap)
-
-
-def _last_logits(logits: Tensor) -> Tensor:
+    pairs = enumerate(zip_longest(expected, actual))
+    position, tokens = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+    if None in tokens and not end_ids:
+        return Difference(request, position, *tokens, math.inf)
+    logits = forward([*prompt, *expected[:position]])
     if logits.dtype not in (torch.float32, torch.float64):
         raise ContractError.build(
             "logits are too coarse to judge a near tie",
@@ -165,16 +159,9 @@ def _last_logits(logits: Tensor) -> Tensor:
             expected="torch.float32",
             remedy="Run the comparison, engines and forward alike, in float32",
         )
-    return logits.reshape(-1, logits.shape[-1])[-1].double()
-
-
-def _logit(logits: Tensor, token: int | None, end_ids: Sequence[int]) -> float:
-    """Return the logit of a token, or of the likeliest end id if the token is None."""
-    return float(logits[list(end_ids)].max() if token is None else logits[token])
-
-
-def _name(token: int | None) -> str:
-    return "the end" if token is None else f"token {token}"
+    last = logits.reshape(-1, logits.shape[-1])[-1].double()
+    one, other = (float(last[list(end_ids) if token is None else [token]].max()) for token in tokens)
+    return Difference(request, position, *tokens, abs(one - other))
 
 
 MIN_EXPECTED = 5.0  # below this expected count per cell the chi-squared distribution is a poor approximation
@@ -241,13 +228,7 @@ def g_statistic(observed_counts: ArrayLike, expected_probs: ArrayLike) -> GStati
             found=f"sum {probs.sum():g}",
             expected="sum 1, none below 0",
         )
-    if observed[probs == 0].any():
-        return GStatistic(float("inf"), max(1, int((probs > 0).sum()) - 1))
-    cells = pool(probs * total)
-    expected = np.array([(probs[cell] * total).sum() for cell in cells])
-    counts = np.array([observed[cell].sum() for cell in cells])
-    seen = counts > 0
-    return GStatistic(2.0 * float((counts[seen] * np.log(counts[seen] / expected[seen])).sum()), len(cells) - 1)
+    return _statistic(observed, probs * total)
 
 
 def g_test_power(sample_size: int, expected_probs: ArrayLike, actual_probs: ArrayLike, alpha: float) -> float:
@@ -262,13 +243,16 @@ def g_excess(sample_size: float, expected_probs: ArrayLike, actual_probs: ArrayL
     """Return the expected excess of `g_statistic` when `sample_size` counts follow `actual_probs`."""
     expected = np.asarray(expected_probs, np.float64)
     actual = np.asarray(actual_probs, np.float64)
-    if (actual[expected == 0] > 0).any():
-        return GStatistic(float("inf"), 1)
-    cells = pool(expected * sample_size)
-    p = np.array([expected[cell].sum() for cell in cells])
-    q = np.array([actual[cell].sum() for cell in cells])
-    seen = q > 0
-    return GStatistic(2.0 * sample_size * float((q[seen] * np.log(q[seen] / p[seen])).sum()), len(cells) - 1)
+    return _statistic(actual * sample_size, expected * sample_size)
+
+
+def _statistic(counts: NDArray[np.float64], expected: NDArray[np.float64]) -> GStatistic:
+    if counts[expected == 0].any():
+        return GStatistic(math.inf, max(1, int((expected > 0).sum()) - 1))
+    cells = pool(expected)
+    found, due = (np.array([values[cell].sum() for cell in cells]) for values in (counts, expected))
+    seen = found > 0
+    return GStatistic(2.0 * float((found[seen] * np.log(found[seen] / due[seen])).sum()), len(cells) - 1)
 
 
 def pool(expected: NDArray[np.float64]) -> Sequence[NDArray[np.int64]]:

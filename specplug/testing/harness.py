@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from specplug.interfaces import Proposer
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import ProposerSpec
-from specplug.testing.driver import NO_OPTIONS, DraftedStep, Driver, RowDraft
+from specplug.testing.batches import DraftedStep, RowDraft
+from specplug.testing.driver import NO_OPTIONS, Driver
 from specplug.types.caps import ProposerCaps
 from specplug.types.request import Lifecycle
 
@@ -50,9 +51,9 @@ class ProposerHarness:
     registry: Registry | None = None
     driver_type: type[Driver] = Driver
 
-    def driver(self, wrap: Callable[[Proposer], Proposer] | None = None, **changes: Any) -> Driver:
-        """Return a driver of a new proposer, large enough for the texts; `wrap` is put around the proposer."""
-        driver = self.driver_type(
+    def driver(self, **changes: Any) -> Driver:
+        """Return a driver of a new proposer, large enough for the texts."""
+        return self.driver_type(
             self.spec,
             self.options,
             vocab_size=self.vocab_size,
@@ -63,67 +64,69 @@ class ProposerHarness:
             registry=self.registry,
             **changes,
         )
-        if wrap is not None:
-            driver.proposer = wrap(driver.proposer)
-        return driver
 
     def steps(
-        self,
-        driver: Driver,
-        *,
-        draft_lengths: Callable[[int], int] | None = None,
-        orders: Callable[[list[str], int], list[str]] = lambda names, step: names,
-        caps: Callable[[int, int], int] | None = None,
+        self, driver: Driver, how: Callable[[int], Mapping[str, Any]] = lambda step: NO_OPTIONS
     ) -> Iterator[DraftedStep]:
         """Feed all texts from their first half to their end, one to three tokens per step; yield every step.
 
-        The functions return, by step, the draft length, the order of the rows, and, by request, the most draft tokens.
+        `how` returns arguments of `Driver.step`, by step; the draft length is `draft_length` where it has none.
         """
-        names = [f"text {index}" for index in range(len(self.texts))]
-        rest = {}
-        for name, text in zip(names, self.texts, strict=True):
-            half = (len(text) + 1) // 2
-            driver.start(name, text[:half])
-            rest[name] = list(text[half:])
-        number = 0
-        while True:
-            bounds = None if caps is None else {name: caps(index, number) for index, name in enumerate(names)}
-            draft_length = self.draft_length if draft_lengths is None else draft_lengths(number)
-            yield driver.step(draft_length, order=orders(names, number), caps=bounds)
+        rest = self.start_halves(driver)
+        for number in itertools.count():
+            yield driver.step(**{"draft_length": self.draft_length, **how(number)})
             if not any(rest.values()):
                 return
-            for index, name in enumerate(names):
+            for index, name in enumerate(self.names):
                 count = 1 + (number + index) % 3
                 driver.extend(name, rest[name][:count])
                 del rest[name][:count]
-            number += 1
 
-    def drafts(self, driver: Driver, **how: Any) -> list[dict[str, RowDraft]]:
-        """Return the drafts of `steps`, by request."""
-        return [step.by_request() for step in self.steps(driver, **how)]
+    def start_halves(self, driver: Driver) -> dict[str, list[int]]:
+        """Start a request with the first half of each text, and return the other halves."""
+        rest = {}
+        for name, text in zip(self.names, self.texts, strict=True):
+            half = (len(text) + 1) // 2
+            driver.start(name, text[:half])
+            rest[name] = list(text[half:])
+        return rest
 
-    def same(self, expected: list[dict[str, RowDraft]], found: list[dict[str, RowDraft]], when: str) -> None:
+    def each_step(self, **how: Any) -> Iterator[DraftedStep]:
+        """Yield the `steps` of a new proposer."""
+        with self.driver() as driver:
+            yield from self.steps(driver, **how)
+
+    def drafts(
+        self, how: Callable[[int], Mapping[str, Any]] = lambda step: NO_OPTIONS, **changes: Any
+    ) -> list[dict[str, RowDraft]]:
+        """Return the drafts of the `steps` of a new proposer, by request; `changes` are those of `driver`."""
+        with self.driver(**changes) as driver:
+            return [step.by_request() for step in self.steps(driver, how)]
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the requests with the texts."""
+        return [f"text {index}" for index in range(len(self.texts))]
+
+    def assert_same(self, expected: list[dict[str, RowDraft]], found: list[dict[str, RowDraft]], when: str) -> None:
         """Assert that two runs drafted the same, confidences up to rounding."""
         for number, (one, other) in enumerate(zip(expected, found, strict=True)):
             for name, row in one.items():
-                assert _alike(row, other[name]), (
-                    f"{self.who} drafts differently {when}, for {name!r} at step {number}; found {other[name]}, "
-                    f"expected {row}"
-                )
+                where = f"{when}, for {name!r} at step {number}"
+                assert _alike(row, other[name]), f"{self.who} drafts differently {where}: {other[name]} for {row}"
 
     def compare_with_fresh(self, used: Driver, text: Sequence[int], kind: Lifecycle, when: str) -> None:
         """Assert that for a part of `text`, seen before, `used` drafts the same as a fresh proposer."""
         begin = len(text) // 4
-        expected: list[dict[str, RowDraft]] = []
-        found: list[dict[str, RowDraft]] = []
+        found = []
         with self.driver() as fresh:
-            fresh.start("new", text[begin : begin + 4])
-            used.start("new", text[begin : begin + 4], kind=kind)
-            for driver, drafts in ((fresh, expected), (used, found)):
-                drafts.append(driver.step(self.draft_length, order=["new"]).by_request())
+            for driver, how in ((fresh, Lifecycle.STARTED), (used, kind)):
+                driver.start("new", text[begin : begin + 4], kind=how)
+                drafts = [driver.step(self.draft_length, order=["new"]).by_request()]
                 driver.extend("new", text[begin + 4 : begin + 7])
-                drafts.append(driver.step(self.draft_length, order=["new"]).by_request())
-        self.same(expected, found, when)
+                found.append([*drafts, driver.step(self.draft_length, order=["new"]).by_request()])
+        expected, drafted = found
+        self.assert_same(expected, drafted, when)
 
     @property
     def caps(self) -> ProposerCaps:

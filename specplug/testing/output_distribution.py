@@ -16,11 +16,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specplug.interfaces import Verifier
+from specplug.testing.batches import move_to
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN
 from specplug.types.step import Draft
@@ -51,10 +53,10 @@ class TinyModel:
         """V."""
         return self.levels[0].shape[1]
 
-    def along(self, tokens: Chain) -> Tensor:
+    def read_logits(self, tokens: Chain) -> Tensor:
         """Return [len(tokens) + 1, V], the logits before, between and after `tokens`."""
-        prefixes = [tokens[:j] for j in range(len(tokens) + 1)]
-        return torch.stack([self.levels[len(p)][_code(p, self.vocab)] for p in prefixes])
+        codes = itertools.accumulate(tokens, lambda code, token: code * self.vocab + token, initial=0)
+        return torch.stack([self.levels[place][code] for place, code in enumerate(codes)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +119,23 @@ def target_distribution(case: Case) -> Tensor:
     return _continue(case, torch.ones(1, dtype=torch.float64), _nothing(case))
 
 
-def emitted_distribution(verifier: Verifier, case: Case) -> Tensor:
+def emitted_distribution(verifier: Verifier, case: Case, *, device: str = "cpu") -> Tensor:
     """Return [V ** horizon] float64, the distribution of the verifier's output continued by the target's own.
 
-    Mass of malformed results (ids outside the vocabulary, none or too many of them) is missing from it.
+    The verifier gets tensors on `device`.  Mass of malformed results (ids outside the vocabulary, none or too many of
+    them) is missing from it.
     """
     arrived = _nothing(case)
     for chain, chance in _drafts(case):
         cells, weights = _cells(case, chain)
-        verdict = _verify(verifier, case, chain, cells)
+        verdict = move_to(verifier.verify(*(move_to(it, device) for it in _arguments(case, chain, cells))), "cpu")
         _collect(verdict, weights * chance, arrived, case.target.vocab)
     return _continue(case, torch.zeros(1, dtype=torch.float64), arrived)
 
 
-def distribution_error(verifier: Verifier, case: Case) -> float:
+def distribution_error(verifier: Verifier, case: Case, *, device: str = "cpu") -> float:
     """Return the largest difference between the two distributions over all outcomes; 0 up to rounding if lossless."""
-    return float((emitted_distribution(verifier, case) - target_distribution(case)).abs().max())
+    return float((emitted_distribution(verifier, case, device=device) - target_distribution(case)).abs().max())
 
 
 def _drafts(case: Case) -> Iterator[tuple[Chain, float]]:
@@ -140,12 +143,8 @@ def _drafts(case: Case) -> Iterator[tuple[Chain, float]]:
     if case.draft_model is None:
         yield case.drafted or (), 1.0
         return
-    depth = len(case.draft_model.levels)
-    vocab = case.draft_model.vocab
-    for chain in itertools.product(range(vocab), repeat=depth):
-        chance = 1.0
-        for distribution, token in zip(_draft_distribution(case, chain), chain, strict=True):
-            chance *= float(distribution[token])
+    for chain in itertools.product(range(case.target.vocab), repeat=len(case.draft_model.levels)):
+        chance = float(_draft_distribution(case, chain)[range(len(chain)), chain].prod())
         if chance > 0:
             yield chain, chance
 
@@ -160,16 +159,14 @@ def _draft_distribution(case: Case, chain: Chain) -> Tensor:
 def _draft_logits(case: Case, chain: Chain) -> Tensor:
     """Return [N, V] float64, the draft logits for `chain`, minus infinity outside the draft vocabulary."""
     assert case.draft_model is not None
-    logits = case.draft_model.along(chain[:-1])
-    if case.draft_vocab is None:
-        return logits
-    outside = torch.ones(logits.shape[1], dtype=torch.bool)
-    outside[list(case.draft_vocab)] = False
-    return logits.masked_fill(outside, -torch.inf)
+    logits = case.draft_model.read_logits(chain[:-1])
+    if case.draft_vocab is not None:
+        logits[:, [token for token in range(case.target.vocab) if token not in case.draft_vocab]] = -torch.inf
+    return logits
 
 
-def _verify(verifier: Verifier, case: Case, chain: Chain, cells: Tensor) -> Verification:
-    """Run the verifier on one draft, once per row of `cells` [C, 2 N + 1]; all rows share one row's logits."""
+def _arguments(case: Case, chain: Chain, cells: Tensor) -> tuple[Any, ...]:
+    """Return the verifier's arguments for one draft, a row for each of `cells` [C, 2 N + 1], which share its logits."""
     count = cells.shape[0]
     draft_length = len(chain) + len(case.padding)
     draft_vocab = None if case.draft_vocab is None else torch.tensor(case.draft_vocab)
@@ -180,23 +177,20 @@ def _verify(verifier: Verifier, case: Case, chain: Chain, cells: Tensor) -> Veri
     draft.lengths.fill_(len(chain))
     if case.draft_model is not None:
         columns = slice(None) if draft_vocab is None else draft_vocab
-        logits, probs = (
-            distribution[:, columns].float()
-            for distribution in (_draft_logits(case, chain), _draft_distribution(case, chain))
-        )
-        for buffer, distribution in ((draft.draft_logits, logits), (draft.draft_probs, probs)):
-            if buffer is not None:
-                buffer[:, : len(chain)] = distribution
+        if draft.draft_logits is not None:
+            draft.draft_logits[:, : len(chain)] = _draft_logits(case, chain)[:, columns]
+        if draft.draft_probs is not None:
+            draft.draft_probs[:, : len(chain)] = _draft_distribution(case, chain)[:, columns]
     target = TargetLogits(_logits(case, chain), torch.zeros(count, dtype=torch.int64))
     uniforms = Uniforms(accept=cells[:, :draft_length], draw=cells[:, draft_length:])
-    return verifier.verify(draft, target, case.knobs.rows(count), uniforms)
+    return draft, target, case.knobs.rows(count), uniforms
 
 
 def _logits(case: Case, chain: Chain) -> Tensor:
     """Return [N + 1, V], the target's logits, followed by one-token distributions that must never be used."""
     forbidden = torch.zeros(len(case.padding), case.target.vocab, dtype=torch.float64)
     forbidden[:, -1] = 50.0
-    return torch.cat([case.target.along(chain), forbidden])
+    return torch.cat([case.target.read_logits(chain), forbidden])
 
 
 def _cells(case: Case, chain: Chain) -> tuple[Tensor, Tensor]:
@@ -221,16 +215,7 @@ def _thresholds(case: Case, chain: Chain) -> list[float]:
         kept = (p[place, token] / q[place, token] for place, token in enumerate(chain + padding))
         found += [residual.cumsum(-1), *kept]
     values = torch.cat([value.flatten() for value in found]).tolist()
-    return _distinct([value for value in values if 1e-12 < value < 1 - 1e-12])
-
-
-def _distinct(values: Sequence[float]) -> list[float]:
-    """Return the values sorted, merging those that differ only by rounding."""
-    kept: list[float] = []
-    for value in sorted(values):
-        if not kept or value - kept[-1] > 1e-12:
-            kept.append(value)
-    return kept
+    return sorted({round(value, 12) for value in values if 1e-12 < value < 1 - 1e-12})  # equal up to rounding
 
 
 def _collect(verdict: Verification, weights: Tensor, arrived: list[Tensor], vocab: int) -> None:
@@ -260,14 +245,6 @@ def _nothing(case: Case) -> list[Tensor]:
 def _one_hot(tokens: Chain, vocab: int) -> Tensor:
     """Return [len(tokens), V] float64."""
     return torch.eye(vocab, dtype=torch.float64)[list(tokens)]
-
-
-def _code(tokens: Chain, vocab: int) -> int:
-    """Return the index of a context among all contexts of its length."""
-    code = 0
-    for token in tokens:
-        code = code * vocab + token
-    return code
 
 
 def uniform(distribution: Tensor) -> Tensor:

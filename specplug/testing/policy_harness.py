@@ -16,16 +16,15 @@ from torch import Tensor
 
 from specplug.interfaces import Planner, PluginContext, Trimmer
 from specplug.plugins.specs import PolicySpec
+from specplug.steps.plan_stage import checked_costs
 from specplug.testing.batches import make_batch
 from specplug.testing.driver import NO_OPTIONS, context_for
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
+from specplug.types.draft import chain_parents
 from specplug.types.paths import ROOT
 from specplug.types.plan import HostStats, RequestStats, StepReport, TrimLimits
 from specplug.types.step import CostPoint, Draft, EngineBatch, Outcome, StepCost, StepPlan, Verdict
 from specplug.types.tensors import map_tensors
-
-IDLE = HostStats(0, ())
-"""The figures of a first step without decoding requests."""
 
 PRICES = (0.0, 0.05, 0.2, 0.5, 0.8, 1.0)
 """Costs of each draft token."""
@@ -81,26 +80,43 @@ class PolicyHarness:
         planner: Planner = self.spec.build(self._context(caps, rank))
         return planner
 
-    def plans(self, caps: EngineCaps, rank: int = 0, profile: Sequence[StepCost] | None = None) -> list[StepPlan]:
+    def plan(self, engine: str, planner: Planner, stats: HostStats) -> StepPlan:
+        """Return a plan, all of which is within the limits of an engine, which is named as in `engines`."""
+        plan = planner.plan(stats)
+        where = f"for {len(stats.requests)} requests on {engine}"
+        assert isinstance(plan, StepPlan), f"{self.who}: planned {plan!r} {where}; expected a StepPlan"
+        longest = self.engines[engine].max_draft_length
+        stated = planner.longest_draft(len(stats.requests))
+        longest = longest if stated is None else min(longest, stated)
+        in_range = isinstance(plan.draft_length, int) and 0 <= plan.draft_length <= longest
+        found = f"draft length {plan.draft_length!r} {where}; expected an int in [0, {longest}]"
+        assert in_range, f"{self.who}: {found}"
+        budget = plan.token_budget
+        is_budget = budget is None or (isinstance(budget, int) and budget >= 0)
+        assert is_budget, f"{self.who}: token_budget {budget!r} {where}; expected None or an int >= 0"
+        checked_costs(plan.costs)
+        return plan
+
+    def plans(self, engine: str, rank: int = 0, profile: Sequence[StepCost] | None = None) -> list[StepPlan]:
         """Return the plans of steps of 0 to 512 requests; each step is reported with half of its drafts accepted.
 
         `profile` holds costs that the engine profiled before, None if it profiles none.
         """
-        planner = self.planner(caps, rank)
+        planner = self.planner(self.engines[engine], rank)
         plans = []
         if profile is not None:
             planner.calibrate(profile)
         cost = None
-        for step, count in enumerate((0, 1, 4, 1, 32, 200, 512, 8, 0, 3)):
-            plan = planner.plan(replace(stats_of(count, step), last_step=cost))
+        for step, count in enumerate((0, 1, 2, 4, 1, 32, 200, 512, 8, 7, 0, 3)):
+            plan = self.plan(engine, planner, replace(stats_of(count, step), last_step=cost))
             plans.append(plan)
-            tokens = count * (plan.draft_length + 1)
-            cost = (
-                StepCost(count, tokens, 100 * count, plan.draft_length, seconds=0.01 + tokens * 1e-5) if count else cost
-            )
+            length = plan.draft_length
+            tokens = count * (length + 1)
+            if count:
+                cost = StepCost(count, tokens, 100 * count, length, seconds=0.01 + tokens * 1e-5)
             if planner.learns:
-                fates = [(plan.draft_length, number % (plan.draft_length + 1)) for number in range(count)]
-                planner.observe(StepReport.build(step, plan.draft_length, count, fates, cost=cost))
+                counts = [(length, number % (length + 1)) for number in range(count)]
+                planner.observe(StepReport.build(step, length, count, counts, cost=cost))
         return plans
 
     # -- the trim half -------------------------------------------------------------------------------------------
@@ -111,18 +127,9 @@ class PolicyHarness:
         trimmer: Trimmer = self.spec.build_trimmer(self._context(caps, rank, device))
         return trimmer
 
-    def trimmed(
-        self,
-        draft: Draft,
-        budget: int,
-        costs: Sequence[CostPoint] = (),
-        *,
-        rank: int = 0,
-        trimmer: Trimmer | None = None,
-    ) -> Draft:
-        """Return a trimmed copy of `draft`, by a new trim half unless one is given."""
-        copy = map_tensors(draft, Tensor.clone)
-        trimmed = (trimmer or self.trimmer(rank=rank)).trim(copy, self.limits(draft, budget, costs))
+    def trim_draft(self, draft: Draft, budget: int, costs: Sequence[CostPoint] = (), *, rank: int = 0) -> Draft:
+        """Return a trimmed copy of `draft`, by a new trim half."""
+        trimmed = self.trimmer(rank=rank).trim(map_tensors(draft, Tensor.clone), self.limits(draft, budget, costs))
         trimmed.validate()
         return trimmed
 
@@ -130,7 +137,7 @@ class PolicyHarness:
         """Return the limits of a step in which all rows decode."""
         return TrimLimits.build(budget, torch.ones_like(draft.lengths, dtype=torch.bool), costs)
 
-    def empty(
+    def empty_draft(
         self, batch_size: int, draft_length: int, *, trees: bool = False, device: torch.device | str = "cpu"
     ) -> Draft:
         """Return an empty draft."""
@@ -138,34 +145,18 @@ class PolicyHarness:
 
     def draft(self, *, trees: bool = False) -> Draft:
         """Return a draft whose token ids and survival probabilities all differ."""
-        draft = self.empty(len(_LEVELS), 4, trees=trees)
+        draft = self.empty_draft(len(_LEVELS), 4, trees=trees)
         for row, (levels, parents) in enumerate(zip(_LEVELS, _PARENTS, strict=True)):
             ids = [10 * row + place for place in range(len(levels))]
             draft.set_row(row, ids, levels, parents=parents if trees else None)
         return draft
 
-    def nodes(self, draft: Draft) -> list[list[tuple[int, float]]]:
-        """Return each row's tokens with their confidences."""
-        rows = zip(draft.token_ids.tolist(), draft.confidence.tolist(), draft.lengths.tolist(), strict=True)
-        return [[*zip(ids[:count], levels[:count], strict=True)] for ids, levels, count in rows]
-
-    def parents(self, draft: Draft) -> list[dict[int, int]]:
-        """Return each row's tokens with their parent tokens, `ROOT` for the context."""
-        assert draft.parents is not None, f"{self.who}: a tree has no parents after trim"
-        found = []
-        rows = zip(draft.token_ids.tolist(), draft.parents.tolist(), draft.lengths.tolist(), strict=True)
-        for ids, parents, count in rows:
-            above = {ids[node]: ROOT if parents[node] < 0 else ids[parents[node]] for node in range(count)}
-            found.append(above)
-        return found
-
     def verified(self, draft: Draft) -> tuple[EngineBatch, Draft, Verdict]:
         """Return the arguments of `observe` for `draft` with the first token of each row accepted."""
         rows = draft.batch_size
-        device = draft.device
         accepted = draft.lengths.clamp(max=1)
         outcome = Outcome(draft.lengths.clone(), accepted, accepted + 1)
-        batch = make_batch([[1, 2, 3]] * rows, num_new=[2] * rows, device=device)
+        batch = make_batch([[1, 2, 3]] * rows, num_new=[2] * rows, device=draft.device)
         return batch, draft, Verdict.build(draft.lengths.clone(), outcome)
 
     def _context(self, caps: EngineCaps, rank: int, device: torch.device | None = None) -> PluginContext:
@@ -173,13 +164,11 @@ class PolicyHarness:
         return context_for(self.spec, self.options, caps, **sizes, device=device or torch.device("cpu"), rank=rank)
 
 
-def stats_of(count: int, step: int = 0, cap: int | None = None) -> HostStats:
-    """Return the figures of `count` requests, each with the given cap."""
-    requests = [
-        RequestStats(f"request {number}", 100 + number, 50, cap, verified=4 * step, accepted=2 * step)
-        for number in range(count)
-    ]
-    return HostStats(step, tuple(requests))
+def stats_of(count: int, step: int = 0) -> HostStats:
+    """Return the figures of `count` requests at a step."""
+    names = [f"request {number}" for number in range(count)]
+    counts = {"verified": 4 * step, "accepted": 2 * step}
+    return HostStats(step, tuple(RequestStats(name, 100, 50, **counts) for name in names))
 
 
 def curve_of(price: float, jump: float = 0.0) -> tuple[CostPoint, ...]:
@@ -187,25 +176,31 @@ def curve_of(price: float, jump: float = 0.0) -> tuple[CostPoint, ...]:
     return CostPoint(0, 0.0), CostPoint(1, jump + price), CostPoint(101, jump + 101 * price)
 
 
+def list_nodes(draft: Draft) -> list[list[tuple[int, float, int]]]:
+    """Return each row's tokens with their confidences and parent tokens, `ROOT` for the context."""
+    found = []
+    parents = chain_parents(draft) if draft.parents is None else draft.parents
+    columns = (draft.token_ids, draft.confidence, parents, draft.lengths)
+    for ids, levels, above, count in zip(*(column.tolist() for column in columns), strict=True):
+        nodes = zip(ids[:count], levels, above, strict=False)
+        found.append([(token, level, ROOT if node < 0 else ids[node]) for token, level, node in nodes])
+    return found
+
+
 _WAITS = ("open", "socket.connect", "subprocess.Popen", "os.system")
-_watching = threading.local()
+_calls = threading.local()
 
 
 @contextmanager
 def watch_for_waiting() -> Iterator[set[str]]:
     """Collect the potentially blocking calls of this thread within the context, by the name of their audit event."""
-    if not hasattr(_watching, "hooked"):
+    if not hasattr(_calls, "found"):
         sys.addaudithook(_note)  # permanent: Python cannot remove an audit hook
-        _watching.hooked = True
-    found: set[str] = set()
-    _watching.found = found
-    try:
-        with patch("time.sleep", lambda seconds: found.add("time.sleep")):
-            yield found
-    finally:
-        _watching.found = None
+    _calls.found = set()
+    with patch("time.sleep", lambda seconds: _calls.found.add("time.sleep")):
+        yield _calls.found
 
 
 def _note(event: str, _arguments: tuple[Any, ...]) -> None:
-    if event in _WAITS and (found := getattr(_watching, "found", None)) is not None:
-        found.add(event)
+    if event in _WAITS and hasattr(_calls, "found"):
+        _calls.found.add(event)

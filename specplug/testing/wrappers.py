@@ -1,4 +1,4 @@
-"""Proposers that stand between the driver and the proposer under test, and change or watch what passes."""
+"""What may stand between the driver and a proposer: the pipeline, changed batches, and a watch over the arguments."""
 
 from __future__ import annotations
 
@@ -23,89 +23,26 @@ from specplug.types.step import Draft, EngineBatch, Verdict
 from specplug.types.tensors import tensors_of
 
 
-class WrappedProposer(Proposer):
-    """Forwards every call to another proposer."""
-
-    def __init__(self, proposer: Proposer) -> None:
-        self.proposer = proposer
-        self.sources, self.draft_vocab = proposer.sources, proposer.draft_vocab
-
-    def warmup(self) -> None:
-        self.proposer.warmup()
-
-    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
-        self.proposer.step(batch, limits, draft)
-
-    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
-        self.proposer.propose(batch, limits, draft)
-
-    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        self.proposer.observe(batch, draft, verdict)
-
-    def on_event(self, event: Event) -> None:
-        self.proposer.on_event(event)
-
-    def close(self) -> None:
-        self.proposer.close()
+def without_old_text(batch: EngineBatch, *, newest_only: bool = False) -> EngineBatch:
+    """Return a batch in which old text is poisoned, with whole tables or with the newest tokens only."""
+    found = batch.to_host(newest_only=newest_only)
+    first = torch.zeros_like(found.num_new) if newest_only else found.lengths - found.num_new
+    place = torch.arange(found.tokens.shape[1]) - first[:, None]
+    found.tokens.masked_fill_((place < 0) | (place >= found.num_new[:, None]), POISON)
+    return found
 
 
-class WatchedProposer(WrappedProposer):
-    """Raises `ContractError` if a call has changed one of its read-only arguments."""
-
-    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
-        watch("ingest", lambda: self.proposer.ingest(batch), batch=batch)
-        if limits is not None and draft is not None:
-            action, base = (lambda: self.proposer.propose(batch, limits, draft)), {"draft.base_len": draft.base_len}
-            watch("propose", action, batch=batch, limits=limits, **base)
-
-    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        action = lambda: self.proposer.observe(batch, draft, verdict)  # noqa: E731
-        watch("observe", action, batch=batch, draft=draft, verdict=verdict)
-
-
-class ChangedBatches(WrappedProposer):
-    """Passes on what `change` returns for each batch."""
-
-    def __init__(self, proposer: Proposer, change: Callable[[EngineBatch], EngineBatch]) -> None:
-        super().__init__(proposer)
-        self._change = change
-
-    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
-        self.proposer.step(self._change(batch), limits, draft)
-
-    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        self.proposer.observe(self._change(batch), draft, verdict)
-
-
-def newest_only(batch: EngineBatch) -> EngineBatch:
-    """Return a batch with only each row's newest tokens, in tables that begin with them and are poisoned after them."""
-    windows = batch.to_host(newest_only=True)
-    _poison_outside(windows.tokens, torch.zeros_like(windows.num_new), windows.num_new)
-    return windows
-
-
-def without_old_text(batch: EngineBatch) -> EngineBatch:
-    """Return a batch with whole tables in which old text is poisoned."""
-    tables = batch.to_host()
-    _poison_outside(tables.tokens, tables.lengths - tables.num_new, tables.lengths)
-    return tables
-
-
-def _poison_outside(tokens: Tensor, begin: Tensor, end: Tensor) -> None:
-    """Poison the entries outside [begin, end) in each row of `tokens` [B, L]; both bounds are [B]."""
-    places = torch.arange(tokens.shape[1])
-    tokens.masked_fill_((places < begin[:, None]) | (places >= end[:, None]), POISON)
-
-
-class StagedProposer(WrappedProposer):
-    """Runs every step through the real `DraftStage`, after a dummy step on the same slots with other text.
+class StagedProposer(Proposer):
+    """Runs a proposer's steps through the real `DraftStage`, each after a dummy step on the same slots with other text.
 
     Faults of the proposer are contained and counted in `guard`.  A host proposer that declares `inline` runs in the
     engine's thread if `inline`, otherwise on a thread, as for batches on a GPU.
     """
 
     def __init__(self, proposer: Proposer, spec: ProposerSpec, context: PluginContext, *, inline: bool = False) -> None:
-        super().__init__(proposer)
+        self.proposer = proposer
+        self.sources = proposer.sources
+        self.draft_vocab = proposer.draft_vocab
         caps = spec.caps_for(context.device.type)
         spec = replace(spec, caps=replace(caps, inline=inline and caps.inline))
         handle = make_handle(spec, proposer, deadline=None, device=context.device)
@@ -132,6 +69,17 @@ class StagedProposer(WrappedProposer):
         if draft is not None:
             draft.copy_(found)
 
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
+        """Do nothing, as `step` drafts."""
+
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
+        """Pass a verdict on."""
+        self.proposer.observe(batch, draft, verdict)
+
+    def on_event(self, event: Event) -> None:
+        """Pass an event on."""
+        self.proposer.on_event(event)
+
     def close(self) -> None:
         """Close the stage, and the proposer with it."""
         self.stage.close()
@@ -139,20 +87,17 @@ class StagedProposer(WrappedProposer):
 
 def watch(call: str, action: Callable[[], object], **read_only: Any) -> None:
     """Run an action, and raise `ContractError` if it changed one of its read-only tensors, or records of them."""
-    before = {name: _copies(value) for name, value in read_only.items()}
-    action()
+    tensors: dict[str, Tensor] = {}
     for name, value in read_only.items():
-        for path, tensor in _copies(value).items():
-            if not torch.equal(tensor, before[name][path]):
-                raise ContractError.build(
-                    f"{call} has changed {name}{path}",
-                    found=tensor.tolist(),
-                    expected=f"{before[name][path].tolist()}, because it is read-only",
-                    remedy="Write to a clone of it",
-                )
-
-
-def _copies(value: Any) -> dict[str, Tensor]:
-    if isinstance(value, Tensor):
-        return {"": value.clone()}
-    return {f".{name}": tensor.clone() for name, tensor in tensors_of(value).items()}
+        parts = {"": value} if isinstance(value, Tensor) else {f".{part}": it for part, it in tensors_of(value).items()}
+        tensors |= {name + part: tensor for part, tensor in parts.items()}
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    action()
+    for name, tensor in tensors.items():
+        if not torch.equal(tensor, before[name]):
+            raise ContractError.build(
+                f"{call} has changed {name}",
+                found=tensor.tolist(),
+                expected=f"{before[name].tolist()}, because it is read-only",
+                remedy="Write to a clone of it",
+            )

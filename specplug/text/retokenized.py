@@ -41,11 +41,11 @@ IN_STEP = 8
 """Number of tokens that a prefix keeps after it agrees with its text."""
 
 MAX_TOKENS = 64
-"""The most tokens of a prefix, which applies if the two do not agree soon."""
+"""The maximum number of tokens of a prefix, which applies if the two do not agree soon."""
 
 _SHIFTS = range(-8, 9)
 HEAD = 256
-"""The most characters of a text that are tokenized again."""
+"""The maximum number of characters of a text that are tokenized again."""
 
 _DISTURBED = 4  # last tokens of a cut text that may differ from the whole text's
 

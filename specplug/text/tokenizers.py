@@ -6,8 +6,9 @@ import importlib
 import importlib.util
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,8 +116,45 @@ def load_tokenizer(name: str) -> Tokenizer:
     Raises:
         SettingsError: the name is unknown, the file cannot be read, or the library that reads it is not installed.
     """
+    with _library_errors(name):
+        return _loaded(name)
+
+
+def automatic(name: str) -> Any:
+    """Return transformers' tokenizer of a folder or model id.  Only this function needs transformers.
+
+    Raises:
+        SettingsError: there is none, or transformers is not installed.
+    """
+    with _library_errors(name):
+        return importlib.import_module("transformers").AutoTokenizer.from_pretrained(name)
+
+
+@contextmanager
+def _library_errors(name: str) -> Iterator[None]:
+    """Turn the errors of a tokenizer's library, the hub's client and files into a SettingsError."""
+    try:
+        yield
+    except SettingsError:
+        raise
+    except ImportError as error:
+        library = (error.name or "another library").split(".")[0]
+        remedy = f"Install {library}, or choose another tokenizer"
+        raise SettingsError.build(f"tokenizer {name!r} needs {library}", found=str(error), remedy=remedy) from error
+    except Exception as error:
+        raise SettingsError.build(
+            "cannot read the tokenizer",
+            who=repr(name),
+            found=first_line(error),
+            expected="a model's folder or id, a tokenizer.json, a file that mistral_common reads, or one of "
+            + ", ".join(NAMES),
+        ) from error
+
+
+def _loaded(name: str) -> Tokenizer:
     if name in _BUNDLED:
-        return _mistral(name, _bundled(name))
+        data = Path(importlib.import_module("mistral_common").__file__ or "").parent / "data"
+        return _mistral(name, data / _BUNDLED[name])
     if name == "tiny":
         models = Path(__file__).parents[1] / "tools" / "demo" / "models"
         return _hugging_face(name, models / "tiny" / "tokenizer.json")
@@ -140,80 +178,25 @@ def load_tokenizer(name: str) -> Tokenizer:
     return _mistral(name, path)
 
 
-def automatic(name: str) -> Any:
-    """Return transformers' tokenizer of a folder or model id.  Only this function needs transformers.
-
-    Raises:
-        SettingsError: there is none, or transformers is not installed.
-    """
-    try:
-        return importlib.import_module("transformers").AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # the hub's client and the folder's files raise many kinds
-        raise SettingsError.build(
-            "cannot read the tokenizer",
-            who=repr(name),
-            found=first_line(error),
-            expected=f"a model's folder or id, a tokenizer.json, or one of {', '.join(NAMES)}",
-        ) from error
-
-
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SettingsError.build("cannot read the tokenizer", who=str(path), found=str(error)) from error
-    return found if isinstance(found, dict) else {}
-
-
-def _missing(name: str, library: str, error: ImportError) -> SettingsError:
-    found = SettingsError.build(
-        f"tokenizer {name!r} needs {library}",
-        found=str(error),
-        remedy=f"Install {library}, or choose another tokenizer",
-    )
-    assert isinstance(found, SettingsError)
-    return found
-
-
-def _bundled(name: str) -> Path:
-    try:
-        import mistral_common
-    except ImportError as error:
-        raise _missing(name, "mistral_common", error) from error
-    return Path(mistral_common.__file__).parent / "data" / _BUNDLED[name]
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content if isinstance(content, dict) else {}
 
 
 def _mistral(name: str, path: Path) -> Tokenizer:
     """Read a file of one of mistral_common's kinds: Tekken's are JSON, all others SentencePiece's."""
-    try:
-        from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
-        from mistral_common.tokens.tokenizers.tekken import Tekkenizer
-    except ImportError as error:
-        raise _missing(name, "mistral_common", error) from error
-    try:
-        found: Any = Tekkenizer.from_file(path) if path.suffix == ".json" else SentencePieceTokenizer(str(path))
-    except ImportError as error:
-        raise _missing(name, "sentencepiece", error) from error
-    except Exception as error:
-        raise SettingsError.build(
-            "cannot read the tokenizer",
-            who=str(path),
-            found=describe(error),
-            expected="a tokenizer.json, or a file that mistral_common reads",
-        ) from error
-    return wrap(found, name)
+    from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+    read: Any = Tekkenizer.from_file(path) if path.suffix == ".json" else SentencePieceTokenizer(str(path))
+    return wrap(read, name)
 
 
 def _hugging_face(name: str, path: Path) -> Tokenizer:
-    try:
-        from tokenizers import Tokenizer as Library
-    except ImportError as error:
-        raise _missing(name, "tokenizers", error) from error
-    try:
-        found = Library.from_file(str(path))
-    except Exception as error:  # the library raises bare exceptions
-        raise SettingsError.build("cannot read the tokenizer", who=str(path), found=str(error)) from error
-    return wrap(found, name, _named_eos_id(path, found))
+    from tokenizers import Tokenizer as Library
+
+    library = Library.from_file(str(path))
+    return wrap(library, name, _named_eos_id(path, library))
 
 
 def _named_eos_id(path: Path, found: Any) -> int | None:

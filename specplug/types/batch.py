@@ -56,7 +56,7 @@ class EngineBatch:
             `incremental` receive such batches.  Lengths, barriers and all other positions count from the beginning of
             the text.
         num_new: [B] int32, the number of tokens per row that are new since the proposer last ingested the row's slot;
-            in `observe`, the number that the step emitted.  Empty in the engine's own batch: `handed` sets it.
+            in `observe`, the number that the step emitted.  Empty in the engine's own batch: `with_new` sets it.
         engine_ids: [B, G] int32, the draft of the engine's own drafter, which proposers that declare `extends`
             continue, -1 after its end; None if there is none.  It follows the row's text in no other way.
     """
@@ -108,7 +108,7 @@ class EngineBatch:
             limits = torch.minimum(limits, caps.to(limits.dtype))
         return limits.clamp_(min=0, max=draft_length) * self.sampled
 
-    def handed(self, num_new: Tensor, reset_slots: tuple[int, ...]) -> Self:
+    def with_new(self, num_new: Tensor, reset_slots: tuple[int, ...]) -> Self:
         """Return one proposer's view of this batch, with the tokens that are new to it and the resets it has missed."""
         return replace(self, num_new=num_new, reset_slots=reset_slots)
 

@@ -293,8 +293,8 @@ class Draft:
         Raises:
             ContractError: `other` is a tree and this buffer is not, or it lacks this buffer's distribution.
         """
-        lacking = self.distribution is not Distribution.ONE_HOT and self.distribution is not other.distribution
-        if lacking or (self.parents is None and other.parents is not None):
+        is_missing = self.distribution is not Distribution.ONE_HOT and self.distribution is not other.distribution
+        if is_missing or (self.parents is None and other.parents is not None):
             raise ContractError.build(
                 "cannot hold that draft",
                 who="Draft.copy_",

@@ -1,7 +1,7 @@
 """One engine step in five nouns, and what a runner keeps of a step in flight.
 
-    StepPlan  ->  Draft  ->  Outcome  ->  Verdict
-    (host)        (of an EngineBatch, on the engine's device)
+    StepPlan   ->   Draft  ->  Outcome  ->  Verdict
+    (host)          (of an EngineBatch, on the engine's device)
 
 A `StepPlan` limits the drafts of an `EngineBatch`.  The `Draft` of its rows is verified, and the engine reports an
 `Outcome`; joined with the draft it becomes the `Verdict` that plug-ins learn from.  A runner keeps a `StepRecord` of

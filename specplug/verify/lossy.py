@@ -67,10 +67,10 @@ class LossyVerifier(Verifier):
 
     def _thresholds(self, sampling: SamplingBatch) -> Tensor:
         """[B] float32: each row's threshold."""
-        given = sampling.acceptance_threshold
-        if given is None:
+        stated = sampling.acceptance_threshold
+        if stated is None:
             return torch.full_like(sampling.temperature, self._default)
-        return torch.where(given.isnan(), self._default, given)
+        return torch.where(stated.isnan(), self._default, stated)
 
     def _kept_losslessly(
         self, draft: Draft, logits: Tensor, drafted: Tensor, p: Tensor, sampling: SamplingBatch

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from specplug.assembly import build_draft_stage
-from specplug.faults import FaultGuard
 from specplug.interfaces import PluginContext
 from specplug.plugins.registry import default_registry
 from specplug.settings.model import Settings
@@ -22,9 +21,7 @@ from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.request import BEGINS, Request, RequestEvent
 from specplug.types.step import Draft, StepPlan
 from specplug_sglang.scheduler.batches import BatchRows, Decoding
-from specplug_sglang.scheduler.device_drafts import DeviceDrafts
-from specplug_sglang.scheduler.drafts import StageDrafts
-from specplug_sglang.scheduler.grammar import GrammarCompleter
+from specplug_sglang.scheduler.drafts import Drafts
 from specplug_sglang.verification.trees import TokenTable
 
 CPU = torch.device("cpu")
@@ -35,30 +32,20 @@ class Engine:
     """Requests in slots, their texts, and one way of drafting for them.
 
     Args:
-        trees: verify trees.
         stage: the draft stage; None for that of `ngram`.
         launches: the kernels that take steps; None if the stage does.
         reports: whether steps report what their drafts are expected to yield, in which `run` wants that.
     """
 
     def __init__(
-        self,
-        *,
-        trees: bool = False,
-        stage: DraftStage | None = None,
-        launches: Launches | None = None,
-        reports: bool = False,
+        self, *, stage: DraftStage | None = None, launches: Launches | None = None, reports: bool = False
     ) -> None:
-        caps = EngineCaps(DRAFT_LENGTH, ragged=Ragged.PADDED, trees=trees)
+        caps = EngineCaps(DRAFT_LENGTH, ragged=Ragged.PADDED)
         context = PluginContext(caps, vocab_size=VOCAB, max_slots=SLOTS, max_length=LENGTH, device=CPU)
         self.table, self.slot_of, self.reports = TokenTable(SLOTS, LENGTH, DRAFT_LENGTH + 1, CPU), {}, reports
         stage = stage or build_draft_stage(Settings(policy="fixed"), default_registry(), context, grammars=True)
-        grammars = GrammarCompleter(VOCAB, None, FaultGuard("grammar", sink=stage.metrics.fault))
-        own: Any = stage, self.table, grammars, caps, VOCAB
         self.allocator = SlotAllocator(SLOTS, CPU, self._tell)
-        self.drafts = StageDrafts(*own)
-        if launches is not None:
-            self.drafts = DeviceDrafts(*own, slots=self.allocator.slots, launches=launches)
+        self.drafts = Drafts(stage, self.table, self.allocator.slots, caps, VOCAB, launches=launches)
         self.allocator.engine_slot = self.slot_of.__getitem__
         self._rows: BatchRows | None = None
 
@@ -77,7 +64,7 @@ class Engine:
         self.table.append_one(
             torch.tensor([slot]), torch.tensor([len(text)]), torch.tensor([prompt[-1]], dtype=torch.int32)
         )
-        self.drafts.emits_one()
+        self.drafts.note_single_tokens()
         self.drafts.stage.metrics.record_on_host(1)
 
     def finish(self, name: str, visible: int | None) -> None:
@@ -90,7 +77,7 @@ class Engine:
         self, names: list[str], lengths: dict[str, int], plan: StepPlan, engine_ids: Tensor | None = None
     ) -> Draft | None:
         """Draft for a batch, after SGLang's own drafter's `engine_ids` [B, G]; None if nothing is drafted."""
-        if self._rows is None or not self._rows.hold(self.allocator, [SimpleNamespace(rid=name) for name in names]):
+        if self._rows is None or not self._rows.are_of(self.allocator, [SimpleNamespace(rid=name) for name in names]):
             self._rows = BatchRows(self.allocator, [SimpleNamespace(rid=name) for name in names], CPU)
         reqs = [SimpleNamespace(rid=name, grammar=None) for name in names]
         slots = torch.tensor([self.slot_of[name] for name in names])
@@ -98,7 +85,7 @@ class Engine:
         self._batch = Decoding(reqs, self._rows, slots, before, False, engine_ids)
         if plan.draft_length:
             return self.drafts.propose(self._batch, plan.draft_length, plan)
-        self.drafts.idle(self._batch)
+        self.drafts.skip(self._batch)
         return None
 
     def verify(self, draft: Draft | None, emitted: list[list[int]]) -> None:
@@ -107,7 +94,7 @@ class Engine:
         for slot, before, row in zip(self._batch.slots.tolist(), self._batch.before.tolist(), emitted, strict=True):
             self.table.tokens[slot, before + 1 : before + 1 + len(row)] = torch.tensor(row)
         if draft is None:
-            self.drafts.emits_one()
+            self.drafts.note_single_tokens()
             self.drafts.stage.metrics.record_on_host(len(emitted))
         else:
             self.drafts.observe(self._batch, draft, torch.tensor(counts, dtype=torch.int32))
@@ -116,27 +103,21 @@ class Engine:
         """Report everything, and return the counts."""
         for name in list(self.slot_of):
             self.finish(name, None)
-        found = self.drafts.counts.read().as_dict()
-        self.drafts.close()
+        found = self.drafts.stage.metrics.snapshot().as_dict()
+        self.drafts.stage.close()
         return found
 
 
 def verified(random: Random, draft: Draft | None, rows: int) -> list[list[int]]:
-    """Return what a step emits: a path of each row's draft, and one more token."""
+    """Return what a step emits: the beginning of each row's draft, and one more token."""
     if draft is None:
         return [[random.randrange(VOCAB)] for _ in range(rows)]
     emitted = []
     for row in range(rows):
-        path: list[int] = []
-        node, length = -1, int(draft.lengths[row])
-        while random.randint(0, 3):
-            parents = range(-1, length - 1) if draft.parents is None else draft.parents[row, :length].tolist()
-            children = [child for child, parent in enumerate(parents) if parent == node]
-            if not children:
-                break
-            node = random.choice(children)
-            path.append(int(draft.token_ids[row, node]))
-        emitted.append([*path, random.randrange(VOCAB)])
+        accepted = 0
+        while accepted < draft.lengths[row] and random.randint(0, 3):
+            accepted += 1
+        emitted.append([*draft.token_ids[row, :accepted].tolist(), random.randrange(VOCAB)])
     return emitted
 
 
@@ -204,5 +185,3 @@ def assert_same(one: Draft | None, other: Draft | None) -> None:
     assert one.lengths.tolist() == other.lengths.tolist()
     for row, length in enumerate(one.lengths.tolist()):
         assert one.token_ids[row, :length].tolist() == other.token_ids[row, :length].tolist()
-        if one.parents is not None:
-            assert one.parents[row, :length].tolist() == other.parents[row, :length].tolist()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -56,33 +55,8 @@ class TritonAttnBackend(Backend):
         return [self.cuda_graph_attn_logits, self._verify_mask.buffer]
 
 
-KINDS: list[Any] = [FlashAttentionBackend, TritonAttnBackend]
-
-
 def storage(buffer: Tensor) -> int:
     return buffer.untyped_storage()._cdata
-
-
-def allocated(backends: list[Any]) -> tuple[int, int]:
-    """Return the bytes of all backends' buffers, and of the storages that they lie in."""
-    buffers = [buffer for backend in backends for buffer in backend.buffers()]
-    storages = {storage(buffer): buffer.untyped_storage().nbytes() for buffer in buffers}
-    return sum(buffer.nbytes for buffer in buffers), sum(storages.values())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_lengths_share_the_engines_buffers(kind):
-    engine, shared = kind(9), GraphBuffers()
-    engine.init_cuda_graph_state(REQUESTS, REQUESTS * 9)
-    before = [buffer.nbytes for buffer in engine.buffers()]
-    shared.share(engine)
-    backends = [engine]
-    for nodes in (5, 3, 2, 1):
-        backends.append(kind(nodes))
-        shared.share_when_allocated(backends[-1])
-        backends[-1].init_cuda_graph_state(REQUESTS, REQUESTS * nodes)
-    summed, held = allocated(backends)
-    assert held == sum(before) < summed
 
 
 def test_a_larger_buffer_takes_the_place_of_a_smaller_one_and_what_replays_do_not_rewrite_is_not_shared():

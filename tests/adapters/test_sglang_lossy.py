@@ -8,8 +8,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from specplug.counts import LossyCounts
 from specplug.errors import EngineError
-from specplug.metrics import LossyCounter, LossyCounts
+from specplug.metrics import LossyCounter
 from specplug_sglang.verification import acceptance
 
 KERNEL = "tree_speculative_sampling_target_only"

@@ -23,9 +23,9 @@ from specplug.types.request import Reference, RequestOptions
 from specplug.types.step import Draft
 from specplug_sglang import requests
 from specplug_sglang.config import LADDER, ladder_up_to, largest_batches, least_captured, needed_batches
-from specplug_sglang.requests import prompt_of, running_request, served_plainly
+from specplug_sglang.requests import prompt_of, running_request
 from specplug_sglang.scheduler.ranks import RankGroup
-from specplug_sglang.verification.attention import check, most_cached, reads_mask
+from specplug_sglang.verification.attention import check, max_cached, reads_mask
 from specplug_sglang.verification.trees import Nodes, TokenTable, append, chain_sees, nodes, whole_mask
 
 MOST, VOCAB = 7, 5
@@ -215,8 +215,8 @@ def test_whole_masks_are_those_of_plain_loops_with_room_at_the_end_if_only_the_d
     reqs = [SimpleNamespace(kv=SimpleNamespace(kv_allocated_len=held)) for held in slots]
     known = SimpleNamespace(reqs=reqs, seq_lens=torch.tensor(lengths), seq_lens_cpu=torch.tensor(lengths))
     bound = SimpleNamespace(reqs=reqs, seq_lens=torch.tensor(lengths), seq_lens_cpu=None)
-    exact = whole_mask(sees, known.seq_lens, most_cached(known, 8))
-    larger = whole_mask(sees, bound.seq_lens, most_cached(bound, 8))
+    exact = whole_mask(sees, known.seq_lens, max_cached(known, 8))
+    larger = whole_mask(sees, bound.seq_lens, max_cached(bound, 8))
     lines = [[True] * length + sees[row, node].tolist() for row, length in enumerate(lengths) for node in range(n)]
     assert exact.tolist() == [value for line in lines for value in line]
     assert exact.numel() <= larger.numel() <= rows * n * (8 + n)
@@ -312,7 +312,7 @@ def req(sampling: dict[str, Any] | None = None, **given: Any) -> SimpleNamespace
 
 
 def test_a_request_as_plug_ins_see_it(monkeypatch):
-    monkeypatch.setattr(requests, "goes_back", lambda grammar: True)
+    monkeypatch.setattr(requests, "can_roll_back", lambda grammar: True)
     options = RequestOptions(num_speculative_tokens=2, proposer="oracle")
     custom = {wire.WIRE_KEY: wire.encode(options, (Reference.of([5, 6], "x"),), "me")}
     sampling = {"temperature": 0.5, "top_k": 1 << 30, "top_p": 0.9, "sampling_seed": 7, "custom_params": custom}
@@ -330,34 +330,6 @@ def test_a_request_as_plug_ins_see_it(monkeypatch):
 @pytest.mark.parametrize(("most", "longest", "end"), [(10, 100, 13), (10, 8, 8), (None, 50, 50)])
 def test_where_a_request_ends_at_the_latest(most, longest, end):
     assert running_request(req({"max_new_tokens": most}), longest).end == end
-
-
-EXACT: list[dict[str, Any]] = [{}, {"min_p": 0.1}, {"top_p": 0.5, "top_k": 5}, {"temperature": 0.1}]
-INEXACT: list[tuple[str, dict[str, Any]]] = [
-    ("penalties", {"frequency_penalty": 0.1}),
-    ("penalties", {"presence_penalty": -0.5}),
-    ("penalties", {"repetition_penalty": 1.2}),
-    ("min_new_tokens", {"min_new_tokens": 1}),
-    ("min_p", {"min_p": 0.1, "top_k": 5}),
-]
-
-
-@pytest.mark.parametrize(("why", "sampling"), [*((None, sampling) for sampling in EXACT), *INEXACT])
-def test_what_would_be_inexact_gets_no_drafts(why, sampling):
-    custom = {wire.WIRE_KEY: wire.encode(RequestOptions(num_speculative_tokens=4, proposer="x", store=False), (), None)}
-    given = req({**sampling, "custom_params": custom})
-    assert served_plainly(given) == why
-    request = running_request(given, 100).request
-    assert request.options.cap == (0 if why else 4)
-    assert (request.options.proposer, request.options.store) == ("x", False)
-    assert request.temperature == (1.0 if "top_k" in sampling else 0.0)  # greedy is top_k 1
-
-
-def test_custom_logit_processors_and_grammars_that_cannot_go_back_are_served_plainly(monkeypatch):
-    assert served_plainly(req(custom_logit_processor="x")) == "custom logit processor"
-    for goes_back, why in ((False, "grammar"), (True, None)):
-        monkeypatch.setattr(requests, "goes_back", lambda grammar, goes_back=goes_back: goes_back)
-        assert served_plainly(req(grammar=object())) == why
 
 
 def test_stop_ids():

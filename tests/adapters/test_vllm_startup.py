@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from specplug.errors import EngineError, SettingsError
-from specplug_vllm.config import resolved
+from specplug_vllm.config import resolve_settings
 from specplug_vllm.startup import recurrent
-from specplug_vllm.startup.engine_config import ENABLE, enabled, implied
+from specplug_vllm.startup.engine_config import ENABLE, add_section, complete_spec
 
 OURS = {"method": "custom_class", "model": "specplug_vllm.Proposer"}
 
@@ -34,7 +34,7 @@ OURS = {"method": "custom_class", "model": "specplug_vllm.Proposer"}
     ],
 )
 def test_a_section_alone_turns_speculation_on(given: Any, section: dict[str, Any], found: dict[str, Any]) -> None:
-    assert implied(given, {"specplug": section, "other": 1}) == found
+    assert complete_spec(given, {"specplug": section, "other": 1}) == found
 
 
 @pytest.mark.parametrize(
@@ -50,16 +50,18 @@ def test_a_section_alone_turns_speculation_on(given: Any, section: dict[str, Any
     ],
 )
 def test_other_launches_stay_as_they_are(given: Any, additional_config: Any) -> None:
-    assert implied(given, additional_config) is given
+    assert complete_spec(given, additional_config) is given
 
 
 @pytest.mark.parametrize("section", [{"proposr": "ngram"}, "ngram"])
 def test_an_invalid_section_is_refused_by_its_flag(section: Any) -> None:
     with pytest.raises(SettingsError, match="--additional-config"):
-        implied(None, {"specplug": section})
+        complete_spec(None, {"specplug": section})
 
 
-FLAG, SPECULATIVE, FILE = "--additional-config 'specplug'", "--speculative-config", "SPECPLUG_CONFIG"
+FLAG = "--additional-config 'specplug'"
+SPECULATIVE = "--speculative-config"
+FILE = "SPECPLUG_CONFIG"
 
 
 @pytest.mark.parametrize(
@@ -75,8 +77,8 @@ FLAG, SPECULATIVE, FILE = "--additional-config 'specplug'", "--speculative-confi
 )
 def test_the_origin_of_a_value_is_who_gave_it(monkeypatch, given, additional_config, environment, expected):
     monkeypatch.setenv("SPECPLUG_CONFIG", json.dumps(environment))
-    spec = SimpleNamespace(**{"model": None, **(implied(given, additional_config) or {})})
-    found = resolved(SimpleNamespace(speculative_config=spec, additional_config=additional_config))
+    spec = SimpleNamespace(**{"model": None, **(complete_spec(given, additional_config) or {})})
+    found = resolve_settings(SimpleNamespace(speculative_config=spec, additional_config=additional_config))
     assert found is not None
     assert (found.origins["proposer"], found.origins["num_speculative_tokens"]) == expected
 
@@ -102,13 +104,13 @@ def test_a_variable_stands_for_an_empty_section(
     monkeypatch.delenv(ENABLE, raising=False)
     if variable is not None:
         monkeypatch.setenv(ENABLE, variable)
-    assert enabled(additional_config, given) == found
+    assert add_section(additional_config, given) == found
 
 
 def test_another_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENABLE, "true")
     with pytest.raises(SettingsError, match=r"SPECPLUG_ENABLE.*'true'.*0 or 1"):
-        enabled({}, None)
+        add_section({}, None)
 
 
 def config(*, hybrid: bool = False, attention_free: bool = False, device: str = "cuda", v2: bool = True):

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specplug.counts import LossyCounts
 from specplug.errors import EngineError
-from specplug.metrics import LossyCounts, SpecMetrics
+from specplug.metrics import SpecMetrics
 from specplug.plugins.specs import VerifierSpec
 from specplug.types.caps import Distribution, VerifierCaps
 from specplug.types.request import RequestOptions
@@ -24,11 +25,13 @@ from specplug.types.step import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Verification
 from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
-from specplug_vllm.worker import verifier, verifier_v1, verifier_v2
+from specplug_vllm.worker import verifier, verifier_v2
 from specplug_vllm.worker.verifier import ServerVerifier
 from tests.mutants import AcceptsAlways
 
-VOCAB, DRAFT_LENGTH, MOST = 5, 3, 6  # V, the server's widest draft, slots
+VOCAB = 5
+DRAFT_LENGTH = 3  # the server's longest draft
+SLOTS = 6
 
 
 @dataclass
@@ -100,7 +103,7 @@ def decide_v1(
         req_ids=[str(number) for number in range(len(batch))],
         num_tokens_no_spec=np.array([row.length for row in batch] + [77], dtype=np.int32),
     )
-    decision = verifier_v1.V1Decision(SimpleNamespace(input_batch=input_batch), server, drafting)
+    decision = verifier.V1Decision(SimpleNamespace(input_batch=input_batch), server, drafting)
     return decision(
         baseline,
         torch.tensor([token for row in batch for token in row.draft], dtype=torch.int32),
@@ -118,28 +121,14 @@ def decide_v1(
     )
 
 
-@given(batches.filter(lambda batch: any(row.draft for row in batch)), numbers, st.booleans())
-def test_v1_rows_are_verified_as_if_alone(batch: list[Row], seed: int, states_distribution: bool) -> None:
-    found = decide_v1(batch, seed, states_distribution, reference())
-    assert found.dtype is torch.int32
-    for row, target, distribution, ids in zip(batch, *distributions(batch, seed), found.tolist(), strict=True):
-        target[-1] = -torch.inf
-        target[-1, row.bonus] = 0.0
-        stated = (
-            {"distribution": Distribution.PROBS, "draft_probs": distribution.softmax(-1)[None]}
-            if states_distribution
-            else {}
-        )
-        assert [token for token in ids if token >= 0] == expected(row, target, **stated)
-
-
 def test_v1_warm_ups_are_left_to_the_engine() -> None:
     row = Row([], 1.0, 1, 4, 2)
     assert decide_v1([row], 0, False, reference(), baseline=lambda *_, **__: "baseline") == "baseline"
 
 
 def test_v1_numbers_of_requests_without_a_seed_are_new_at_every_step_and_alike_on_every_rank() -> None:
-    one, other = reference(), reference()
+    one = reference()
+    other = reference()
     first = one.seeds(3)
     assert torch.equal(first, other.seeds(3))
     assert not torch.isin(one.seeds(3), first).any()
@@ -198,13 +187,15 @@ def decide_v2(
     spare: int = 0,
 ) -> tuple[Tensor, Tensor]:
     targets, drafts = distributions(batch, seed)
-    slots = torch.arange(MOST).flip(0)[: len(batch)].to(torch.int32)
-    by_slot = torch.full((MOST, DRAFT_LENGTH, VOCAB), torch.nan)
-    temperature, seeds = torch.full((MOST,), torch.nan), torch.full((MOST,), -1)
+    slots = torch.arange(SLOTS).flip(0)[: len(batch)].to(torch.int32)
+    by_slot = torch.full((SLOTS, DRAFT_LENGTH, VOCAB), torch.nan)
+    temperature = torch.full((SLOTS,), torch.nan)
+    seeds = torch.full((SLOTS,), -1)
     for slot, row, distribution in zip(slots.tolist(), batch, drafts, strict=True):
         by_slot[slot, : len(row.draft)] = distribution
         by_slot[slot, len(row.draft) :] = 0.0  # padding
-        temperature[slot], seeds[slot] = row.temperature, row.seed
+        temperature[slot] = row.temperature
+        seeds[slot] = row.seed
     counts = torch.tensor([len(row.draft) + 1 for row in batch])
     decision = verifier_v2.V2Decision(server, drafting)
     decision.all_greedy = not any(row.temperature for row in batch)
@@ -223,20 +214,6 @@ def decide_v2(
         seeds,
         DRAFT_LENGTH,
     )
-
-
-@given(batches, numbers, st.booleans(), st.integers(0, 2))
-def test_v2_rows_are_verified_as_if_alone(batch: list[Row], seed: int, states_distribution: bool, spare: int) -> None:
-    sampled, counts = decide_v2(batch, seed, states_distribution, reference(), spare=spare)
-    assert sampled.shape == (len(batch), DRAFT_LENGTH + 1)
-    assert (sampled.dtype, counts.dtype) == (torch.int64, torch.int32)
-    assert (sampled >= 0).all()
-    for row, target, distribution, ids, count in zip(
-        batch, *distributions(batch, seed), sampled.tolist(), counts.tolist(), strict=True
-    ):
-        stated = distribution[None] / (row.temperature or 1.0)
-        kwargs = {"distribution": Distribution.LOGITS, "draft_logits": stated} if states_distribution else {}
-        assert ids[:count] == expected(row, target, **kwargs)
 
 
 def test_v2_a_lossy_verifier_decides_for_who_asks() -> None:
@@ -259,12 +236,43 @@ def test_v2_a_lossy_verifier_decides_for_who_asks() -> None:
     assert sampled[1, :2].tolist() == [1, 2]
     assert counts.tolist() == [1, 3]
     del running[2]
-    slots.version, lenient.thresholds = 2, None
+    slots.version = 2
+    lenient.thresholds = None
     assert decide_v2(batch, 0, False, server, drafting, lambda *_, **__: baseline) is baseline
     assert lenient.thresholds is None, "it ran though no request enables it"
 
 
 # -- both ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+@given(batches, numbers, st.booleans(), st.integers(0, 2))
+def test_rows_are_verified_as_if_alone(
+    runner: str, batch: list[Row], seed: int, states_distribution: bool, spare: int
+) -> None:
+    if runner == "v1":
+        assume(any(row.draft for row in batch))  # the others are warm-ups
+        found = decide_v1(batch, seed, states_distribution, reference())
+        assert found.dtype is torch.int32
+        emitted = [[token for token in ids if token >= 0] for ids in found.tolist()]
+    else:
+        sampled, counts = decide_v2(batch, seed, states_distribution, reference(), spare=spare)
+        assert (sampled.shape, sampled.dtype, counts.dtype) == (
+            (len(batch), DRAFT_LENGTH + 1),
+            torch.int64,
+            torch.int32,
+        )
+        assert (sampled >= 0).all()
+        emitted = [ids[:count] for ids, count in zip(sampled.tolist(), counts.tolist(), strict=True)]
+    for row, target, draft, ids in zip(batch, *distributions(batch, seed), emitted, strict=True):
+        stated: dict[str, Any] = {}
+        if runner == "v1":  # the engine has drawn the bonus token
+            target[-1] = -torch.inf
+            target[-1, row.bonus] = 0.0
+            stated = {"distribution": Distribution.PROBS, "draft_probs": draft.softmax(-1)[None]}
+        else:
+            stated = {"distribution": Distribution.LOGITS, "draft_logits": draft[None] / (row.temperature or 1.0)}
+        assert ids == expected(row, target, **stated if states_distribution else {})
 
 
 def test_large_batches_are_verified_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,14 +285,15 @@ def test_large_batches_are_verified_in_parts(monkeypatch: pytest.MonkeyPatch) ->
             sizes.append(draft.batch_size)
             return super().verify(draft, *args)
 
-    monkeypatch.setattr(verifier, "MOST_DISTRIBUTION_BYTES", 2 * (DRAFT_LENGTH + 1) * VOCAB * 8)
+    monkeypatch.setattr(verifier, "MAX_DISTRIBUTION_BYTES", 2 * (DRAFT_LENGTH + 1) * VOCAB * 8)
     parts = decide_v2(batch, 3, True, ServerVerifier(Counting(), True, engine_seed=0))[0]
     assert torch.equal(parts, whole)
     assert sizes == [2, 2, 1]
     cold = [Row([n % VOCAB, 1], 0.0, n, 9 + n, 0) for n in range(5)]
     decide_v2(cold, 3, True, ServerVerifier(Counting(), True, engine_seed=0))
     assert sizes == [2, 2, 1, 5]
-    lossy, target = ServerVerifier(Counting(), False, engine_seed=0), torch.randn(5, DRAFT_LENGTH + 1, VOCAB)
+    lossy = ServerVerifier(Counting(), False, engine_seed=0)
+    target = torch.randn(5, DRAFT_LENGTH + 1, VOCAB)
     greedy = SamplingBatch(torch.zeros(5), all_greedy=True)
     lossy.verify(Draft.allocate(5, DRAFT_LENGTH), TargetLogits.dense(target), greedy, torch.arange(5))
     assert sizes == [2, 2, 1, 5, 2, 2, 1], "of greedy rows a lossy verifier needs the distributions too"
@@ -295,7 +304,7 @@ def test_without_a_decision_the_engines_own_serves() -> None:
     verifier.replace_in(module)
     verifier.replace_in(module)
     plain = lambda: module.rejection_sample("a")  # noqa: E731
-    ours = verifier.decided_by(lambda original, text: f"ours, not {original(text)}", plain)
+    ours = verifier.wrap_method(lambda original, text: f"ours, not {original(text)}", plain)
     assert (plain(), ours(), plain()) == ("engine a", "ours, not engine a", "engine a")
 
 
@@ -331,15 +340,15 @@ def test_v2_reads_nothing_back(temperature: float, states_distribution: bool) ->
     sampled, counts = decision(
         None,
         empty(6, VOCAB),
-        empty(MOST, DRAFT_LENGTH, VOCAB) if states_distribution else None,
+        empty(SLOTS, DRAFT_LENGTH, VOCAB) if states_distribution else None,
         empty(6, dtype=torch.int64),
         empty(4, dtype=torch.int32),
         empty(6, dtype=torch.int64),
         empty(3, dtype=torch.int32),
         None,
         None,
-        empty(MOST),
-        empty(MOST, dtype=torch.int64),
+        empty(SLOTS),
+        empty(SLOTS, dtype=torch.int64),
         DRAFT_LENGTH,
     )
     assert (sampled.shape, counts.shape) == ((3, DRAFT_LENGTH + 1), (3,))
@@ -350,7 +359,8 @@ def test_v2_reads_nothing_back(temperature: float, states_distribution: bool) ->
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_row_emits_what_was_drawn_up_to_the_first_other_draft_token(seed):
-    random, longest = Random(seed), 4
+    random = Random(seed)
+    longest = 4
     lengths = [random.randint(0, longest) for _ in range(random.randint(1, 6))]
     drawn = [[random.randrange(3) for _ in range(length + 1)] for length in lengths]
     drafts = [[random.choice([token, token, random.randrange(-1, 3)]) for token in row[:-1]] for row in drawn]
@@ -358,7 +368,7 @@ def test_a_row_emits_what_was_drawn_up_to_the_first_other_draft_token(seed):
     starts = [0]
     for length in lengths:
         starts.append(starts[-1] + length + 1)
-    found, counts = verifier_v2.kept(
+    found, counts = verifier_v2.keep_drawn(
         torch.tensor([token for row in drawn for token in row]),
         torch.tensor(inputs, dtype=torch.int32),
         torch.tensor(starts, dtype=torch.int32),

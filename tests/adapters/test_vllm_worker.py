@@ -23,17 +23,16 @@ SEEDS = pytest.mark.parametrize("seed", range(10))
 @SEEDS
 def test_figures_are_those_of_a_loop_over_rows(seed):
     draw = random.Random(seed)
-    names, table = [f"r{row}" for row in range(6)], np.zeros((6, 8), np.int32)
+    names = [f"r{row}" for row in range(6)]
+    table = np.zeros((6, 8), np.int32)
     proposer = object.__new__(V1Proposer)
-    proposer._emitted, proposer._rejected, proposer._wrapped = *np.zeros((2, 6), np.int32), None
     for _ in range(5):
         scheduled = {name: [1] * draw.randint(1, 3) for name in names if draw.random() < draw.choice((0.0, 0.6))}
         most = [len(scheduled.get(name, ())) + 1 for name in names]
         sampled = [[7] * draw.randint(0, count) for count in most]
         num_tokens = np.array([draw.randint(1, 8) for _ in names], np.int32)
         proposer.drafting = SimpleNamespace(scheduled=scheduled)
-        proposer._note(names, sampled, num_tokens, table)
-        rows = proposer._rows
+        rows = proposer._rows(names, sampled, num_tokens, table)
         assert rows.idx_mapping.tolist() == list(range(6))
         assert rows.total_len.tolist() == num_tokens.tolist()
         for row, ids in enumerate(sampled):

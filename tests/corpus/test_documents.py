@@ -181,26 +181,42 @@ def test_a_text_file_is_a_document(tmp_path):
     assert listed(tmp_path / "a.txt") == [("a.txt", "The cat\r\n", Content("", None).token_ids)]
 
 
-def test_a_folder_is_read_with_its_folders(tmp_path):
-    write(tmp_path, b_md="x", a_md="x", sub__c_md="x", sub__deep__d_py="x")
-    assert names(tmp_path) == ["a.md", "b.md", "sub/c.md", "sub/deep/d.py"]
+FOLDER = {"b_md": "x", "a_md": "x", "sub__c_md": "x", "sub__deep__d_py": "x"}
+LEFT_OUT = {"a_md": "x", "_hidden": "x", "_git__config": "x", "sub___x": "x", "b_bin": b"ab\0c", "c_md": ""}
+BAD = {"a_md": "x", "b_md": b"abc\xe9\n"}
 
 
 @pytest.mark.parametrize(
-    ("glob", "expected"),
-    [("*.md", ["a.md", "sub/c.md"]), ("sub/*", ["sub/c.md", "sub/deep/d.py"]), ("d.py", ["sub/deep/d.py"]), ("x", [])],
+    ("files", "reading", "expected", "counts"),
+    [
+        (FOLDER, {}, ["a.md", "b.md", "sub/c.md", "sub/deep/d.py"], {}),
+        (FOLDER, {"globs": ("*.md",)}, ["a.md", "b.md", "sub/c.md"], {}),
+        (FOLDER, {"globs": ("sub/*",)}, ["sub/c.md", "sub/deep/d.py"], {}),
+        (FOLDER, {"globs": ("d.py", "b.*")}, ["b.md", "sub/deep/d.py"], {}),
+        (FOLDER, {"globs": ("x",)}, [], {}),
+        (LEFT_OUT, {}, ["a.md"], {"hidden": 3, "binary": 1, "special": 1, "empty": 1}),
+        (BAD, {"skip_bad": True}, ["a.md"], {"bad": 1}),
+    ],
 )
-def test_patterns_choose_files(tmp_path, glob, expected):
-    write(tmp_path, a_md="x", b_txt="x", sub__c_md="x", sub__deep__d_py="x")
-    assert names(tmp_path, globs=(glob,)) == expected
-
-
-def test_hidden_binary_empty_and_special_files_are_left_out_and_counted(tmp_path):
-    write(tmp_path, a_md="x", _hidden="x", _git__config="x", sub___x="x", b_bin=b"ab\0c", c_md="")
-    os.mkfifo(tmp_path / "pipe")
+def test_files_of_a_folder_are_read_or_left_out_and_counted(tmp_path, files, reading, expected, counts):
+    write(tmp_path, **files)
+    if counts.get("special"):
+        os.mkfifo(tmp_path / "pipe")
     skipped = Skipped()
-    assert names(tmp_path, skipped) == ["a.md"]
-    assert skipped.counts() == {"hidden": 3, "binary": 1, "special": 1, "empty": 1}
+    assert names(tmp_path, skipped, **reading) == expected
+    assert skipped.counts() == counts
+    assert ["offset 3" in it for it in skipped.first_bad] == [True] * counts.get("bad", 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding", "place"),
+    [(b"abc\xe9\n", "UTF-8", "byte 0xe9 at offset 3"), ("abc".encode("utf-16")[:-1], "UTF-16", "byte 0x.. at offset")],
+)
+@pytest.mark.parametrize("name", ["a.md", "b.jsonl"])
+def test_what_is_not_text_is_refused_with_its_place(tmp_path, content, encoding, place, name):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CorpusError, match=rf"{name}(, line 1)?: not {encoding} text; found {place}"):
+        names(tmp_path)
 
 
 def test_links_that_leave_the_folder_are_not_followed(tmp_path):
@@ -230,29 +246,12 @@ def test_a_name_that_is_too_long_is_refused(tmp_path):
         names(tmp_path)
 
 
-def test_what_is_no_utf_8_is_refused_with_its_place_or_skipped(tmp_path):
-    write(tmp_path, a_md="x", b_md=b"abc\xe9\n")
-    with pytest.raises(CorpusError, match=r"b\.md: not UTF-8 text; found byte 0xe9 at offset 3"):
-        names(tmp_path)
-    skipped = Skipped()
-    assert names(tmp_path, skipped, skip_bad=True) == ["a.md"]
-    assert skipped.counts() == {"bad": 1}
-    assert "offset 3" in skipped.first_bad[0]
-
-
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "utf-32-be"])
 def test_wide_encodings_are_read_by_their_byte_order_mark(tmp_path, encoding):
     mark = "\ufeff" if encoding.endswith("be") else ""
     write(tmp_path, a_txt=f"{mark}caf\u00e9\r\nx".encode(encoding))
     write(tmp_path, b_jsonl=f'{mark}{{"id": 1, "text": "caf\u00e9"}}\n{{"id": 2, "text": "y"}}\n'.encode(encoding))
     assert [one[:2] for one in listed(tmp_path)] == [("a.txt", "caf\u00e9\r\nx"), ("1", "caf\u00e9"), ("2", "y")]
-
-
-def test_a_wide_encoding_that_breaks_off_is_refused(tmp_path):
-    write(tmp_path, a_txt="abc".encode("utf-16")[:-1], b_jsonl="{}".encode("utf-16")[:-1])
-    for name in ("a.txt", "b.jsonl"):
-        with pytest.raises(CorpusError, match=rf"{name}: not UTF-16 text; found byte 0x.. at offset"):
-            names(tmp_path / name)
 
 
 def test_a_source_that_is_not_there(tmp_path):
@@ -263,25 +262,23 @@ def test_a_source_that_is_not_there(tmp_path):
 # JSON lines
 
 
-def test_lines_have_texts_or_token_ids_and_names(tmp_path):
-    items = [
-        {"name": "a", "text": "x"},
-        {"id": 7, "token_ids": [1, 2]},
-        {"text": "y"},
-        {"id": "i", "name": "n", "text": "z"},
-    ]
-    found = listed(lines(tmp_path / "c.jsonl", *items))
-    assert [(one.name, one.text, one.token_ids.tolist()) for one in found] == [
-        ("a", "x", []),
-        ("7", None, [1, 2]),
-        ("c.jsonl:3", "y", []),
-        ("n", "z", []),
-    ]
-
-
-def test_fields_can_be_called_otherwise(tmp_path):
-    path = lines(tmp_path / "c.jsonl", {"body": "x", "url": "u", "text": "no", "name": "no"})
-    assert [one[:2] for one in listed(path, text_field="body", name_field="url")] == [("u", "x")]
+@pytest.mark.parametrize(
+    ("item", "reading", "expected"),
+    [
+        ({"name": "a", "text": "x"}, {}, ("a", "x", [])),
+        ({"id": 7, "token_ids": [1, 2]}, {}, ("7", None, [1, 2])),
+        ({"text": "y"}, {}, ("c.jsonl:1", "y", [])),
+        ({"id": "i", "name": "n", "text": "z"}, {}, ("n", "z", [])),
+        (
+            {"body": "x", "url": "u", "text": "no", "name": "no"},
+            {"text_field": "body", "name_field": "url"},
+            ("u", "x", []),
+        ),
+    ],
+)
+def test_lines_have_texts_or_token_ids_and_names(tmp_path, item, reading, expected):
+    (found,) = listed(lines(tmp_path / "c.jsonl", item), **reading)
+    assert (found.name, found.text, found.token_ids.tolist()) == expected
 
 
 def test_lines_come_from_standard_input(monkeypatch):

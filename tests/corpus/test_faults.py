@@ -20,7 +20,17 @@ from specplug.corpus.manifest import MANIFEST_FILE, load
 from specplug.corpus.store import STORE_FILE, Store
 from specplug.corpus.view import View
 from specplug.errors import CorpusError, SpecplugError
-from tests.corpus.tools import TOKENIZER, content, listed, new_store, overwrite, segment_files, some_documents
+from tests.corpus.tools import (
+    TOKENIZER,
+    content,
+    filled,
+    flip,
+    listed,
+    new_store,
+    overwrite,
+    segment_files,
+    some_documents,
+)
 
 
 class Failing:
@@ -214,9 +224,7 @@ def test_a_manifest_that_names_another_file_is_refused(tmp_path):
 
 
 def test_torn_segments_are_found_and_the_rest_serves(tmp_path):
-    store = new_store(tmp_path, segment_tokens=80)
-    for i in range(3):
-        store.add(f"c{i}", some_documents(i))
+    store = filled(tmp_path, 3, segment_tokens=80)
     damage = {
         "cut": lambda data: data[:-100],
         "bits": lambda data: data[:-3] + b"xyz",
@@ -241,10 +249,8 @@ def store_files(store: Store) -> list[Path]:
 def test_a_torn_segment_does_not_get_a_new_checksum(tmp_path):
     store = new_store(tmp_path)
     store.add("c", some_documents(0))
-    file = segment_files(tmp_path)[0]
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    overwrite(file, data)
+    (file,) = segment_files(tmp_path)
+    flip(file)
     for change in (
         lambda: store.remove("c", documents=["d0"]),
         lambda: store.sync("c", some_documents(1)),
@@ -258,13 +264,9 @@ def test_a_torn_segment_does_not_get_a_new_checksum(tmp_path):
 
 
 def test_a_corpus_is_removed_from_a_damaged_segment_that_others_share(tmp_path):
-    store = new_store(tmp_path)
-    for i in range(5):
-        store.add(f"c{i}", some_documents(i))
+    store = filled(tmp_path, 5)
     (file,) = segment_files(tmp_path)
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    overwrite(file, data)
+    flip(file)
     seen = View(store.root, TOKENIZER)
     assert len(seen.snapshot.tenants[""]) == 1
     assert store.remove("c0") == (3, 60)
@@ -277,12 +279,10 @@ def test_a_corpus_is_removed_from_a_damaged_segment_that_others_share(tmp_path):
 
 
 def test_what_was_removed_from_a_damaged_segment_stays_away_when_the_file_is_whole_again(tmp_path):
-    store = new_store(tmp_path)
-    for i in range(5):
-        store.add(f"c{i}", some_documents(i))
+    store = filled(tmp_path, 5)
     (file,) = segment_files(tmp_path)
     whole = file.read_bytes()
-    overwrite(file, whole[:-1] + bytes([whole[-1] ^ 1]))
+    flip(file)
     store.remove("c0")
     overwrite(file, whole)
     for i in range(6):
@@ -294,9 +294,7 @@ def test_what_was_removed_from_a_damaged_segment_stays_away_when_the_file_is_who
 
 
 def test_a_file_that_cannot_be_opened_now_is_not_taken_for_damaged(tmp_path, monkeypatch):
-    store = new_store(tmp_path)
-    for i in range(2):
-        store.add(f"c{i}", some_documents(i))
+    store = filled(tmp_path, 2)
     before = content(tmp_path)
 
     def refused(*_):
@@ -314,8 +312,7 @@ def test_a_file_that_cannot_be_opened_now_is_not_taken_for_damaged(tmp_path, mon
 def test_a_damaged_segment_keeps_nothing_of_the_others_from_being_removed_or_merged(tmp_path):
     store = new_store(tmp_path)
     store.add("c", some_documents(0, 1))
-    (file,) = segment_files(tmp_path)
-    overwrite(file, file.read_bytes()[:-1] + b"x")
+    flip(segment_files(tmp_path)[0])
     for i in range(20):
         store.add(f"c{i}", some_documents(i, 2))
     assert len(segment_files(tmp_path)) <= 3
@@ -325,9 +322,7 @@ def test_a_damaged_segment_keeps_nothing_of_the_others_from_being_removed_or_mer
 
 def test_neighbours_that_cannot_be_merged_keep_no_change_from_being_made(tmp_path, monkeypatch):
     """Here the disk is full for all but the first segment of a change."""
-    store = new_store(tmp_path)
-    for i in range(3):
-        store.add(f"c{i}", some_documents(i))
+    store = filled(tmp_path, 3)
     write = changing.write_segment
     written = []
 

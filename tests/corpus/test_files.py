@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from specplug.corpus.changing import LOCK_FILE
 from specplug.corpus.manifest import MANIFEST_FILE
 from specplug.corpus.store import STORE_FILE, Store
-from specplug.corpus.tenant import LOCK_FILE, TENANTS
+from specplug.corpus.tenant import TENANTS
 from specplug.corpus.view import View
 from specplug.errors import CorpusError
 from tests.corpus.tools import TOKENIZER, listed, new_store, segment_files, some_documents

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specplug.corpus.changing import opened_entry
 from specplug.corpus.manifest import MANIFEST_FILE, MANIFEST_FORMAT
 from specplug.corpus.sealed import sealed
 from specplug.corpus.segment import SECTIONS, SEGMENT_FORMAT, Segment, write_segment
 from specplug.corpus.store import STORE_FORMAT, Store
+from specplug.corpus.tenant import Tenant
 from specplug.corpus.view import View
 from specplug.errors import CorpusError
 from specplug.lookup.corpora import Segment as Searched
@@ -206,13 +206,14 @@ def test_a_hostile_store_file_is_refused(tmp_path):
 def test_whatever_else_a_tenants_files_do_to_a_reader_is_its_own_problem(tmp_path, monkeypatch):
     """A mistake of ours in reading must not freeze what everybody else sees."""
     store, _ = store_of_two(tmp_path)
+    real = Tenant.open
 
-    def opened(folder, entry, *arguments, **named):
-        if folder.name == "t-bad":
+    def opened(tenant, entry, **named):
+        if tenant.folder.name == "t-bad":
             raise ZeroDivisionError("a mistake")
-        return opened_entry(folder, entry, *arguments, **named)
+        return real(tenant, entry, **named)
 
-    monkeypatch.setattr("specplug.corpus.view.opened_entry", opened)
+    monkeypatch.setattr(Tenant, "open", opened)
     seen = View(store.root, TOKENIZER).snapshot
     assert list(seen.tenants) == ["good"]
     assert len(seen.problems) == 2

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from specplug.corpus import tenant
-from specplug.corpus.files import held
-from specplug.corpus.tenant import LOCK_FILE
+from specplug.corpus import changing
+from specplug.corpus.changing import LOCK_FILE
+from specplug.corpus.files import locked
 from specplug.errors import CorpusError
 from tests.corpus.tools import as_content, content, listed, new_store, segment_files, some_documents
 
@@ -19,8 +19,8 @@ def test_who_waits_too_long_is_reported_for_whom(tmp_path):
     store = new_store(tmp_path, lock_seconds=0.05)
     store.add("c", some_documents(0))
     hold = (
-        "import sys; from pathlib import Path; from specplug.corpus.files import held\n"
-        "with held(Path(sys.argv[1]), 5): print('held', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from specplug.corpus.files import locked\n"
+        "with locked(Path(sys.argv[1]), 5): print('held', flush=True); sys.stdin.read()"
     )
     lock = segment_files(tmp_path)[0].parent / LOCK_FILE
     with subprocess.Popen([sys.executable, "-c", hold, lock], stdin=-1, stdout=-1, text=True) as holder:
@@ -103,9 +103,9 @@ def test_who_changes_a_tenant_that_is_being_changed_waits(tmp_path):
 
 
 def test_a_lock_is_let_go_of_when_its_holder_fails(tmp_path):
-    with pytest.raises(ZeroDivisionError), held(tmp_path / "lock", 1):
+    with pytest.raises(ZeroDivisionError), locked(tmp_path / "lock", 1):
         raise ZeroDivisionError
-    with held(tmp_path / "lock", 0):
+    with locked(tmp_path / "lock", 0):
         pass
 
 
@@ -132,7 +132,7 @@ def test_an_interrupt_behind_the_commit_leaves_what_was_committed(tmp_path, monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(tenant, "clean", interrupted)
+        patch.setattr(changing, "clean", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.add("b", some_documents(1))
         with pytest.raises(KeyboardInterrupt):

@@ -17,7 +17,8 @@ from hypothesis.stateful import (
 
 from specplug.corpus.building import Builder, documents_of, remaining
 from specplug.corpus.changing import choose
-from specplug.corpus.manifest import CorpusPart, SegmentEntry
+from specplug.corpus.documents import Document
+from specplug.corpus.manifest import CorpusPart, SegmentEntry, load
 from specplug.corpus.segment import Segment, write_segment
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError
@@ -147,6 +148,11 @@ def _sorted(content: Content) -> Content:
     return {tenant: {name: sorted(them) for name, them in corpora.items()} for tenant, corpora in content.items()}
 
 
+def numbered(number: int, count: int) -> list[Document]:
+    """Return documents of 6 tokens each that equal no other number's."""
+    return [it._replace(token_ids=np.append(it.token_ids, number)) for it in some_documents(number, count, 5)]
+
+
 class Changes(RuleBasedStateMachine):
     """A store beside a dict of lists."""
 
@@ -161,24 +167,30 @@ class Changes(RuleBasedStateMachine):
 
     @rule(tenant=tenants, name=names, seed=st.integers(0, 99), count=st.integers(0, 4), extend=st.booleans())
     def add(self, tenant, name, seed, count, extend):
-        documents = some_documents(seed, count, 6)
+        documents = numbered(seed, count)
         if count and (extend or name not in self.model.get(tenant, {})):
-            self.store.add(name, documents, tenant=tenant, extend=extend)
+            done = self.store.add(name, [document("empty", []), *documents], tenant=tenant, extend=extend)
             there = self.model.setdefault(tenant, {}).setdefault(name, [])
-            there.extend([document for document in as_content(documents) if document not in there])
+            new = [each for each in as_content(documents) if each not in there]
+            known = {each for each, _ in there}
+            assert (done.documents, done.tokens, done.empty) == (len(new), 6 * len(new), 1)
+            assert (done.present, done.same_name) == (count - len(new), sum(each in known for each, _ in new))
+            there.extend(new)
         else:
             with pytest.raises(CorpusError):
                 self.store.add(name, documents, tenant=tenant, extend=extend)
 
     @rule(tenant=tenants, name=names, seed=st.integers(0, 99), count=st.integers(1, 4))
     def sync(self, tenant, name, seed, count):
-        documents = some_documents(seed, count, 6)
+        documents = numbered(seed, count)
         before = self.model.get(tenant, {}).get(name, [])
-        done = self.store.sync(name, documents, tenant=tenant)
-        assert done.added + done.replaced + done.unchanged == done.documents == count
-        assert done.unchanged + done.replaced + done.removed == len(before)
+        done = self.store.sync(name, [*documents, document("empty", [])], tenant=tenant)
         unchanged = [it for it in before if it in as_content(documents)]
         new = [it for it in as_content(documents) if it not in before]
+        stale = [it for it in before if it not in unchanged]
+        replaced = len({one for one, _ in new} & {one for one, _ in stale})
+        removed = len(stale) - replaced
+        assert done[:7] == (len(new) - replaced, replaced, removed, len(unchanged), 1, count, 6 * count)
         self.model.setdefault(tenant, {}).pop(name, None)
         self.model[tenant][name] = sorted(unchanged + new)
 
@@ -197,8 +209,10 @@ class Changes(RuleBasedStateMachine):
         tenant = data.draw(st.sampled_from([tenant for tenant, corpora in self.model.items() if corpora]))
         name = data.draw(st.sampled_from(sorted(self.model[tenant])))
         names = data.draw(st.lists(st.sampled_from([one for one, _ in self.model[tenant][name]]), min_size=1))
-        self.store.remove(name, documents=names, tenant=tenant)
-        self.model[tenant][name] = [it for it in self.model[tenant][name] if it[0] not in names]
+        gone = [it for it in self.model[tenant][name] if it[0] in names]
+        found = self.store.remove(name, documents=names, tenant=tenant)
+        assert found == (len(gone), sum(len(ids) for _, ids in gone))
+        self.model[tenant][name] = [it for it in self.model[tenant][name] if it not in gone]
         if not self.model[tenant][name]:
             del self.model[tenant][name]
 
@@ -211,6 +225,8 @@ class Changes(RuleBasedStateMachine):
         model = {tenant: corpora for tenant, corpora in self.model.items() if corpora}
         found = content(self.root)
         assert _sorted(found) == _sorted(model)
+        folders = self.store.root.glob("tenants/*")
+        assert {path.name for path in segment_files(self.root)} == {name for it in folders for name in load(it).files()}
         assert listed(self.store) == {
             (tenant, name): (len(documents), sum(len(ids) for _, ids in documents))
             for tenant, corpora in model.items()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specplug.corpus.manifest import MANIFEST_FILE
 from specplug.corpus.names import MAX_NAME, check_name, folder_name, hint
 from specplug.errors import CorpusError
-from tests.corpus.tools import TOKENIZER, as_content, content, document, new_store, some_documents
+from tests.corpus.tools import TOKENIZER, as_content, content, new_store, some_documents
 
 NASTY = [
     *("..", ".", "/", "a/b", "../../etc", "\\", "con.", "x...", " ", "a ", "%2e", "Ä/ö", "日本語", "~", "-", "A", "a"),
@@ -43,14 +43,6 @@ def test_what_cannot_be_a_name_is_refused(tmp_path, kind, name):
         with pytest.raises(CorpusError, match=f"not a name for a {kind}"):
             store.add(**{"corpus": "c", kind: name}, documents=some_documents(0))
         assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("name", ["", "a\nb", "x" * 1025, "\udc80", 7])
-def test_what_cannot_be_a_documents_name_is_refused(tmp_path, name):
-    store = new_store(tmp_path)
-    with pytest.raises(CorpusError, match="not a name for a document"):
-        store.add("c", [document("fine", [1]), document(name, [1])])
-    assert store.list() == []
 
 
 def test_tenants_and_corpora_of_nasty_names_are_kept_apart_and_inside(tmp_path):

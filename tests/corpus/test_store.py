@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specplug.corpus.documents import Document
 from specplug.corpus.manifest import MANIFEST_FILE
 from specplug.corpus.segment import Segment
 from specplug.corpus.store import Store
@@ -55,34 +54,6 @@ def test_a_large_corpus_becomes_several_segments_at_once(tmp_path):
     assert store.document("d29").tolist() == documents[29].token_ids.tolist()
 
 
-def test_what_cannot_be_added_changes_nothing(tmp_path):
-    store = new_store(tmp_path, segment_tokens=100)
-    store.add("c", some_documents(0))
-    before = listed(store), segment_files(tmp_path)
-
-    def broken():
-        yield from some_documents(1, 20)
-        raise OSError("the source is gone")
-
-    refused = [
-        (("c", some_documents(1)), {}, "corpus 'c': a corpus of this name is there already. Remove it first"),
-        (("new", []), {}, "nothing to add; found no documents"),
-        (("new", [document("a", []), document("b", [])]), {}, "found 2 documents, all of them empty"),
-        (("new", some_documents(1)), {"max_tokens": 119}, "too much text for one tenant.*120|too much"),
-        (("new", [document("a", [1] * 99)]), {}, "document 'a': a document is too large.*fewer than 100. Split it"),
-        (("new", [document("a", [100])]), {}, "not the tokens"),
-    ]
-    for arguments, options, message in refused:
-        with pytest.raises(CorpusError, match=message):
-            store.add(*arguments, **options)
-        assert (listed(store), segment_files(tmp_path)) == before
-    with pytest.raises(OSError, match="the source is gone"):
-        store.add("new", broken())
-    assert (listed(store), segment_files(tmp_path)) == before
-    assert {path.suffix for path in segment_files(tmp_path)[0].parent.iterdir()} == {".safetensors", ".json", ""}
-    assert store.add("new", some_documents(1), max_tokens=120).tokens == 60
-
-
 def test_too_much_text_is_refused_before_it_is_all_read(tmp_path):
     store, taken = new_store(tmp_path), []
 
@@ -108,52 +79,6 @@ def test_the_newest_document_of_a_name_is_found(tmp_path):
     store.remove("c10", documents=["same"])
     assert store.document("same").tolist() == [9] * 3
     assert not store.document("same").flags.writeable
-
-
-def test_removing_documents(tmp_path):
-    store, documents = new_store(tmp_path), some_documents(0, 10)
-    store.add("c", documents)
-    store.add("other", documents)
-    assert store.remove("c", documents=["d3", "d7", "d3"]) == (2, 40)
-    left = [d for d in documents if d.name not in ("d3", "d7")]
-    assert content(tmp_path) == {"": {"c": as_content(left), "other": as_content(documents)}}
-    for names, message in [(["d3"], "no such document; found 'd3'"), (["d1", "dd"], "no such document; found 'dd'")]:
-        with pytest.raises(CorpusError, match=f"corpus 'c': {message}"):
-            store.remove("c", documents=names)
-    assert listed(store) == {("", "c"): (8, 160), ("", "other"): (10, 200)}
-    store.remove("c", documents=[d.name for d in left])
-    assert listed(store) == {("", "other"): (10, 200)}
-    store.add("c", documents)
-    assert listed(store)[("", "c")] == (10, 200)
-    assert store.verify() == []
-
-
-def test_unknown_names_are_answered_with_a_suggestion(tmp_path):
-    store = new_store(tmp_path)
-    with pytest.raises(CorpusError, match=r"no such corpus; found 'c'\. Known: none"):
-        store.remove("c")
-    store.add("library", some_documents(0), tenant="t")
-    for ask in (
-        lambda: store.remove("libary", tenant="t"),
-        lambda: store.remove("libary", documents=["d0"], tenant="t"),
-        lambda: store.document("d0", corpus="libary", tenant="t"),
-    ):
-        with pytest.raises(CorpusError, match=r"tenant 't': no such corpus; found 'libary'. Did you mean 'library'"):
-            ask()
-    with pytest.raises(CorpusError, match="no such document; found 'D0'"):
-        store.document("D0", tenant="t")
-    assert not (tmp_path / "store" / "tenants" / "t-").exists()
-
-
-def test_segments_in_which_nothing_lives_are_deleted_at_once(tmp_path):
-    store = new_store(tmp_path)
-    store.add("c", some_documents(0))
-    kept = store.document("d0")
-    store.remove("c")
-    assert segment_files(tmp_path) == []
-    assert kept.tolist() == some_documents(0)[0].token_ids.tolist()
-    store.add("c", some_documents(1))
-    assert listed(store) == {("", "c"): (3, 60)}
 
 
 def test_a_store_is_of_one_tokenizer(tmp_path):
@@ -210,16 +135,6 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
-def test_what_is_new_changed_or_gone_is_added_replaced_or_removed(tmp_path, store):
-    done = store.sync("c", [*NEW, document("empty", [])])
-    assert done[:7] == (1, 1, 1, 1, 1, 3, 16)
-    assert (done.segments, done.bytes > 0) == (1, True)
-    assert sees(tmp_path) == sorted(as_content(NEW))
-    assert content(tmp_path)[""]["other"] == as_content(OLD)
-    assert listed(store) == {("", "other"): (3, 12), ("", "c"): (3, 16)}
-    assert store.verify() == []
-
-
 def test_what_did_not_change_is_not_written_again(tmp_path, store):
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*") if path.is_file()}
     assert store.sync("c", OLD) == (0, 0, 0, 3, 0, 3, 12, 0, 0)
@@ -256,36 +171,52 @@ def test_readers_see_the_old_documents_or_the_new_ones(tmp_path, store, monkeypa
     assert manifests == [sorted(as_content(NEW))]
 
 
-def test_what_is_refused_changes_nothing(tmp_path, store):
-    def broken():
-        yield NEW[0]
-        raise OSError("the source is gone")
+def gone(*documents):
+    """Yield documents, and then fail."""
+    yield from documents
+    raise OSError("the source is gone")
 
-    def too_many():
-        yield from NEW
 
-    for documents, most, error, message in [
-        ([], None, CorpusError, "no documents to bring the corpus up to date with.*remove it"),
-        ([document("a", [])], None, CorpusError, "found 1 documents, all of them empty"),
-        (broken(), None, OSError, "the source is gone"),
-        (too_many(), 27, CorpusError, "too much text for one tenant"),  # 12 of the other corpus, 16 of this one
-        ([Document("a\0", OLD[0].token_ids)], None, CorpusError, "not a name for a document"),
-    ]:
-        with pytest.raises(error, match=message):
-            store.sync("c", documents, max_tokens=most)
-        assert sees(tmp_path) == sorted(as_content(OLD))
-        assert len(segment_files(tmp_path)) == 1
+ADD, SYNC, REMOVE = Store.add, Store.sync, Store.remove
+THERE = "corpus 'c': a corpus of this name is there already. Remove it first"
+REFUSED = [
+    (ADD, "c", some_documents(1), {}, THERE),
+    (ADD, "new", [], {}, "nothing to add; found no documents"),
+    (ADD, "new", [document("a", []), document("b", [])], {}, "found 2 documents, all of them empty"),
+    (ADD, "new", some_documents(1), {"max_tokens": 83}, "too much text for one tenant"),
+    (ADD, "new", [document("a", [1] * 99)], {}, "document 'a': a document is too large.*fewer than 100. Split it"),
+    (ADD, "new", [document("a", [100])], {}, "document 'a': not the tokens of a document; found id 100"),
+    (ADD, "new", gone, {}, "the source is gone"),
+    (SYNC, "c", [], {}, "no documents to bring the corpus up to date with.*remove it"),
+    (SYNC, "c", [document("a", [])], {}, "found 1 documents, all of them empty"),
+    (SYNC, "c", gone, {}, "the source is gone"),
+    (SYNC, "c", NEW, {"max_tokens": 27}, "too much text for one tenant"),  # 12 of the other corpus, 16 of this one
+    *((change, "new", [document(name, [1])], {}, "not a name for a document") for change in (ADD, SYNC)
+      for name in ("", "a\nb", "a\0", "x" * 1025, "\udc80", 7)),
+    (REMOVE, "d", None, {}, "no such corpus; found 'd'. Known: c, other"),
+    (REMOVE, "othre", None, {}, "no such corpus; found 'othre'. Did you mean 'other'"),
+    (REMOVE, "othre", ["same"], {}, "no such corpus; found 'othre'. Did you mean 'other'"),
+    (REMOVE, "c", ["same", "new"], {}, "corpus 'c': no such document; found 'new'"),
+    (REMOVE, "c", None, {"tenant": "t"}, "tenant 't': no such corpus; found 'c'. Known: none"),
+    (Store.document, "sane", None, {}, "no such document; found 'sane'. Did you mean 'same'"),
+    (Store.document, "new", None, {"corpus": "c"}, "corpus 'c': no such document; found 'new'"),
+    (Store.document, "same", None, {"corpus": "othre"}, "no such corpus; found 'othre'. Did you mean 'other'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ask", "name", "documents", "options", "message"), REFUSED)
+def test_what_is_refused_changes_nothing(tmp_path, store, ask, name, documents, options, message):
+    store = Store(store.root, segment_tokens=100)
+    before = content(tmp_path), listed(store), segment_files(tmp_path)
+    documents = gone(*some_documents(1, 20)) if documents is gone else documents
+    given = {} if documents is None else {"documents": documents}
+    with pytest.raises((CorpusError, OSError), match=message):
+        ask(store, name, **given, **options)
+    assert (content(tmp_path), listed(store), segment_files(tmp_path)) == before
+    assert {path.suffix for path in segment_files(tmp_path)[0].parent.iterdir()} == {".safetensors", ".json", ""}
+    assert not (store.root / "tenants" / "t-t").exists()
+
+
+def test_a_limit_counts_what_is_there_afterwards(store):
     assert store.sync("c", NEW, max_tokens=28).documents == 3
-
-
-def test_extending_twice_doubles_nothing(tmp_path):
-    store = new_store(tmp_path)
-    documents = some_documents(0)
-    store.add("c", documents)
-    for _ in range(2):
-        done = store.add("c", documents, extend=True)
-        assert (done.documents, done.present, done.segments) == (0, 3, 0)
-    changed = [documents[0], document("d1", [3] * 9), document("d9", [3] * 9)]
-    done = store.add("c", changed, extend=True)
-    assert (done.documents, done.present, done.same_name) == (2, 1, 1)
-    assert sees(tmp_path) == sorted(as_content([*documents, *changed[1:]]))
+    assert store.add("new", some_documents(1), max_tokens=88).tokens == 60

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from specplug.corpus import changing, view
+from specplug.corpus import tenant as tenants
 from specplug.corpus.manifest import MANIFEST_FILE
 from specplug.corpus.store import Store
 from specplug.corpus.view import Snapshot, View
@@ -45,8 +45,8 @@ def test_an_empty_store_and_none(tmp_path, store):
 
 def test_changes_are_seen_and_only_new_segments_are_opened(store, monkeypatch):
     seen, prefix = View(store.root, None), []
-    real = changing.Segment
-    monkeypatch.setattr(changing, "Segment", lambda path, *a, **k: prefix.append(path) or real(path, *a, **k))
+    real = tenants.Segment
+    monkeypatch.setattr(tenants, "Segment", lambda path, *a, **k: prefix.append(path) or real(path, *a, **k))
     store.add("a", some_documents(0))
     first = seen.refresh()
     assert seen.refresh() is None
@@ -117,15 +117,16 @@ def test_a_segment_that_a_merge_deletes_just_now_is_no_problem(store, monkeypatc
     """The manifest that was read names files that are gone: then there is a newer one."""
     store = Store(store.root)
     store.add("first", some_documents(3))
-    real, merged = view.load, []
+    real, merged = tenants.load, []
 
-    def slow(folder):
-        manifest = real(folder)
+    def slow(*arguments):
+        manifest = real(*arguments)
         if not merged:
-            merged.append(store.add("last", some_documents(4)))
+            merged.append(True)
+            store.add("last", some_documents(4))
         return manifest
 
-    monkeypatch.setattr(view, "load", slow)
+    monkeypatch.setattr(tenants, "load", slow)
     seen = View(store.root, TOKENIZER)
     assert seen.snapshot.problems == ()
     assert len(seen.snapshot.tenants[""]) == 1

@@ -76,5 +76,19 @@ def overwrite(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
+def flip(path: Path) -> None:
+    """Flip the last bit of a file of a store."""
+    data = path.read_bytes()
+    overwrite(path, data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def filled(root: Path, count: int, **sizes) -> Store:
+    """Return a store of the corpora c0, c1, ..., which are in one segment unless the sizes keep them apart."""
+    store = new_store(root, **sizes)
+    for i in range(count):
+        store.add(f"c{i}", some_documents(i))
+    return store
+
+
 def segment_files(root: Path) -> list[Path]:
     return sorted((root / "store").rglob("*.safetensors"))

@@ -17,7 +17,9 @@ from specplug.testing.equality import g_test
 from specplug.tools.demo import model_path
 from tests.engines.plain import forward, ids
 
-TOP_K, TEMPERATURE, LENGTH = 3, 1.0, 3
+TOP_K = 3
+TEMPERATURE = 1.0
+LENGTH = 3
 POSITIONS = 256
 SAMPLED = {"temperature": TEMPERATURE, "top_k": TOP_K}
 
@@ -45,7 +47,8 @@ def of_few_positions(folder: Path, draft: str = "tiny-draft-other") -> Path:
 
 def by_one_graph_each(step: Any) -> Callable[[], int]:
     """Let what a GPU runs as a CUDA graph run unwatched; return a function that returns how many ran, since before."""
-    graphs, count = step.loop.graphs, 0
+    graphs = step.loop.graphs
+    count = 0
     run = graphs.run
 
     def counted(key: Any, function: Any) -> None:
@@ -56,7 +59,8 @@ def by_one_graph_each(step: Any) -> Callable[[], int]:
 
     def taken() -> int:
         nonlocal count
-        found, count = count, 0
+        found = count
+        count = 0
         return found
 
     graphs.run = counted

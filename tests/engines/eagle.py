@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 
 from tests.engines.launch import TINY
 
-SEED, SCALE = 5, 0.02
+SEED = 5
+SCALE = 0.02
 LAYERS = [1, 2, 3]
 """The target's layers whose hidden states a head of EAGLE-3 reads."""
 
@@ -26,9 +27,11 @@ def write_head(folder: Path, architecture: str) -> Path:
         folder: created if it does not exist.
         architecture: the engine's name of the head's class; a head of EAGLE-3 if it ends so.
     """
-    third, config = architecture.endswith("Eagle3"), json.loads((TINY / "config.json").read_text())
+    third = architecture.endswith("Eagle3")
+    config = json.loads((TINY / "config.json").read_text())
     config |= {"architectures": [architecture], "num_hidden_layers": 1, "tie_word_embeddings": third}
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    hidden = config["hidden_size"]
+    inner = config["intermediate_size"]
     # EAGLE's `fc` reads the newest token and the target's last hidden state, EAGLE-3's three hidden states.
     shapes = {"fc": (hidden, (3 if third else 2) * hidden), "layers.0.mlp.down_proj": (hidden, inner)}
     shapes |= {f"layers.0.self_attn.{name}_proj": (hidden, (2 if third else 1) * hidden) for name in "qkv"}

@@ -24,7 +24,8 @@ class Tenant:
     """A process that has a place in the pool; it starts at its first use, and again after it was ended."""
 
     def __init__(self, pool: Pool, name: str, configuration: Configuration) -> None:
-        self.name, self.configuration = name, configuration
+        self.name = name
+        self.configuration = configuration
         self._pool = pool
         self.process: Any = None  # with `log`, a path, and `close`
         self.users: set[str] = set()  # files and classes of the tests that have used it
@@ -98,7 +99,8 @@ class Pool:
     """The engines of a test session, at most `most` of them alive."""
 
     def __init__(self, logs: Path, most: int = MOST_ALIVE) -> None:
-        self._logs, self._most = logs, most
+        self._logs = logs
+        self._most = most
         self._tenants: dict[str, Tenant] = {}
         self._alive: list[Tenant] = []  # least recently used first
         self._nurseries: dict[str, Nursery] = {}

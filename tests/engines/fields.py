@@ -102,7 +102,8 @@ def assert_complete(rows: Iterable[Row], defined: Iterable[str], source: str) ->
     """
     named = [row.name for row in rows]
     twice = sorted({name for name in named if named.count(name) > 1})
-    new, gone = sorted({*defined} - {*named}), sorted({*named} - {*defined})
+    new = sorted({*defined} - {*named})
+    gone = sorted({*named} - {*defined})
     assert not [*twice, *new, *gone], (
         f"{source} and the standing test differ; without a row: {new}; not defined any more: {gone}; twice: {twice}. "
         "A new field needs a row that says what becomes of it: equal, undrafted, refused, or no text"

@@ -206,7 +206,8 @@ FORMS = {
 """Calls of both tools, most of them after a word of content."""
 ONE_CALL = ("intern", "internlm", "gigachat", "gigachat call")
 
-_WHY, _ANSWER = "See, 2 + 2.\nSo it is four.", "It is 4.\n\nBye"
+_WHY = "See, 2 + 2.\nSo it is four."
+_ANSWER = "It is 4.\n\nBye"
 
 THOUGHTS = {
     "think": f"<think>\n{_WHY}\n</think>\n\n{_ANSWER}",

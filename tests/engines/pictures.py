@@ -16,10 +16,13 @@ import torch
 
 from tests.engines.launch import TINY
 
-MARK, BREAK, END = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
+MARK = "[IMG]"
+BREAK = "[IMG_BREAK]"
+END = "[IMG_END]"
 """A picture's place in a prompt, and one part of it; the end of a row of parts; the end of the last one."""
 
-SIDE, PATCH = 32, 8
+SIDE = 32
+PATCH = 8
 PLACES = SIDE // PATCH * (SIDE // PATCH + 1)
 """How many tokens a picture becomes, those that end rows included."""
 
@@ -73,7 +76,8 @@ def model() -> Any:
     """Return the model, in evaluation."""
     from transformers import AutoModelForCausalLM, LlavaConfig, LlavaForConditionalGeneration, PixtralVisionConfig
 
-    text, words = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32), len(tokenizer()) - 3
+    text = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    words = len(tokenizer()) - 3
     text.resize_token_embeddings(len(tokenizer()), mean_resizing=False)
     with torch.no_grad():
         text.get_input_embeddings().weight[words:] = 0.0
@@ -104,7 +108,8 @@ def model() -> Any:
         seen = torch.cat(
             list(found.model.get_image_features(torch.randn(32, 3, SIDE, SIDE), image_sizes=sizes).pooler_output)
         )
-        last, scale = found.model.multi_modal_projector.linear_2, text.get_input_embeddings().weight[:words].std()
+        last = found.model.multi_modal_projector.linear_2
+        scale = text.get_input_embeddings().weight[:words].std()
         scale = LOUDNESS * scale / (seen - seen.mean(0)).std()
         last.weight *= scale
         last.bias.copy_(scale * (last.bias - seen.mean(0)))

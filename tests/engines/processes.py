@@ -24,7 +24,8 @@ class Raised(Exception):
 
     def __init__(self, type: str, text: str, trace: str) -> None:
         super().__init__(f"{type}: {text}\n{trace}")
-        self.type, self.text = type, text
+        self.type = type
+        self.text = text
 
 
 class HostDied(Exception):

@@ -14,7 +14,9 @@ import torch
 from specplug.testing.equality import g_test
 from tests.engines.recurrent_models import model
 
-VOCAB, LENGTH, TEMPERATURE = 4, 5, 1.5
+VOCAB = 4
+LENGTH = 5
+TEMPERATURE = 1.5
 PROMPT = [2, 0, 3, 1, 1]
 ANSWERS = 512
 

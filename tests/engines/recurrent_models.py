@@ -94,7 +94,8 @@ def save(name: str, folder: Path, vocab: int = VOCAB) -> str:
     """Save a model as published ones are, without a tokenizer; return the folder."""
     model(name, vocab).save_pretrained(folder)
     if name == "nemotron_h":  # in the words of its publisher, which SGLang knows
-        path, types = folder / "config.json", {"linear_attention": "mamba", "full_attention": "attention"}
+        path = folder / "config.json"
+        types = {"linear_attention": "mamba", "full_attention": "attention"}
         config = json.loads(path.read_text())
         config["layers_block_type"] = [types.get(kind, kind) for kind in config["layers_block_type"]]
         path.write_text(json.dumps({**config, "mamba_n_groups": config["n_groups"]}))

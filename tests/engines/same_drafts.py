@@ -91,7 +91,8 @@ def drafts(rows: Sequence[TraceRow]) -> dict[str, list[Drafted]]:
 def expected(prompt: tuple[int, ...], before_first: bool) -> list[Drafted]:
     """Return what the proposer, without any engine, drafts at each step of decoding."""
     text = [*prompt, *answer(prompt)]
-    base_len, steps = len(prompt) + (not before_first), []
+    base_len = len(prompt) + (not before_first)
+    steps = []
     while base_len < len(text):
         room = len(prompt) + MAX_TOKENS - base_len - 1  # the token after the draft needs a place, too
         ids, confidence = plainly(tuple(text[:base_len]), min(DRAFT_LENGTH, room))
@@ -138,10 +139,12 @@ def registry() -> Registry:
 @contextmanager
 def traced(stage: Any, path: str) -> Iterator[None]:
     """Let a stage that runs without a trace write one meanwhile."""
-    with closing(StepTracer(TraceWriter(path), stage.metrics.fault)) as tracer:
-        stage.tracer, reports = tracer, stage.has_observers
+    with closing(StepTracer(TraceWriter(path), stage.metrics.count_fault)) as tracer:
+        stage.tracer = tracer
+        reports = stage.has_observers
         stage.has_observers = True
         try:
             yield
         finally:
-            stage.tracer, stage.has_observers = None, reports
+            stage.tracer = None
+            stage.has_observers = reports

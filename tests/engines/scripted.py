@@ -68,7 +68,8 @@ def save(folder: Path) -> str:
 
 def teach(model: Any, tokenizer: Any) -> None:
     """Make the last token decide the next one; the first coordinate stands for every token outside the scripts."""
-    embeddings, head = model.model.embed_tokens.weight.data, model.lm_head.weight.data
+    embeddings = model.model.embed_tokens.weight.data
+    head = model.lm_head.weight.data
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.data.zero_()
         layer.mlp.down_proj.weight.data.zero_()

@@ -35,7 +35,8 @@ class ServerProcess:
     """
 
     def __init__(self, configuration: Configuration, log: Path, nursery: Nursery | None = None) -> None:
-        self.log, self.port = log, free_port()
+        self.log = log
+        self.port = free_port()
         command = configuration.command(self.port)
         if nursery is None:
             with log.open("ab") as out:

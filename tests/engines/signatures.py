@@ -28,7 +28,8 @@ def watch() -> None:
     from numba.core.ccallback import CFunc
     from numba.core.dispatcher import Dispatcher
 
-    add, compile_it = Dispatcher.add_overload, CFunc.compile
+    add = Dispatcher.add_overload
+    compile_it = CFunc.compile
 
     def adding(self: Any, code: Any) -> None:
         _note(self.py_func, code.signature.args, self, code)
@@ -38,7 +39,8 @@ def watch() -> None:
         compile_it(self)
         _note(self._pyfunc, (), self, self)
 
-    Dispatcher.add_overload, CFunc.compile = adding, compiling
+    Dispatcher.add_overload = adding
+    CFunc.compile = compiling
 
 
 def _note(function: Any, arguments: Any, owner: Any, code: Any) -> None:

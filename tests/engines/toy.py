@@ -14,7 +14,8 @@ import torch
 
 from specplug.testing.equality import g_test
 
-VOCAB, PROMPT = 16, [3, 9, 4, 11, 3, 9]
+VOCAB = 16
+PROMPT = [3, 9, 4, 11, 3, 9]
 PAIRS = 16  # per answer
 
 

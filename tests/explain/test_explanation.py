@@ -12,7 +12,7 @@ from specplug.errors import TraceError
 from specplug.explain.explanation import BARE, LOST, OWN, explained, rows_of
 from specplug.text.token_texts import decoder, token_texts
 from specplug.text.tokenizers import load_tokenizer
-from specplug.tools.cli.explain_page import page
+from specplug.tools.cli.explain_page import page_parts
 from specplug.trace import TraceRow, TraceWriter
 
 NUMBERS = decoder(None)
@@ -212,7 +212,7 @@ HOSTILE = '"><script>alert(1)</script><img src=x onerror=y>'
 def test_a_page_escapes_what_clients_and_models_wrote():
     rows = [replace(ROW, request=HOSTILE, tenant=HOSTILE, reason=HOSTILE, emitted=(1, 2))]
     rows.append(drafted(following(rows, [3, 4]), [3, 9], 1, HOSTILE, source=HOSTILE))
-    text = page(explained(rows, lambda ids: HOSTILE * len(ids)))
+    text = "".join(page_parts(explained(rows, lambda ids: HOSTILE * len(ids))))
     parser = Tags()
     parser.feed(text)
     assert not parser.tags & {"script", "img", "link", "a", "iframe"}

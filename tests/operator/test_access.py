@@ -78,7 +78,6 @@ def test_two_host_headers_are_refused_whoever_sends_them(environment: dict[str, 
 @pytest.mark.parametrize("value", ["", "  "])
 def test_an_empty_key_is_none(value: str) -> None:
     operators = Operators([None, ""], {KEY_VARIABLE: value})
-    assert not operators.have_key
     assert operators.refusal(scope()) is None
     assert operators.refusal(scope(("10.0.0.5", 1), authorization="Bearer ")) is not None
 
@@ -131,3 +130,25 @@ def test_a_key_of_any_letters() -> None:
     operators = Operators(environment={KEY_VARIABLE: "schlüssel\U0001f511"})
     assert operators.refusal(scope(authorization="Bearer schlüssel\U0001f511")) is None
     assert operators.refusal(scope(authorization="Bearer schlussel")) is not None
+
+
+API_KEYS = {"environment": {}, "api_keys": ["sk-1", "sk-2", ""]}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"authorization": "Bearer sk-2"}, None),
+        ({"authorization": "bearer sk-1"}, None),
+        ({"authorization": "Bearer sk-3"}, 401),
+        ({"authorization": "Basic sk-1"}, 401),
+        ({"authorization": "Bearer "}, 401),
+        ({"x_specplug_operator_key": "sk-1"}, 401),
+        ({}, 401),
+        ({"authorization": "Bearer sk-1", "origin": "http://localhost"}, 403),
+    ],
+)
+def test_without_an_operators_key_the_servers_own_key_is_required(headers: dict[str, str], status: Any) -> None:
+    refused = Operators(**API_KEYS).refusal(scope(**headers))
+    assert (None if refused is None else refused.status) == status
+    assert Operators(environment=KEY, api_keys=["sk-1"]).refusal(scope(authorization="Bearer sesame")) is None

@@ -82,7 +82,8 @@ def test_a_bad_order_is_refused_and_changes_nothing(order, what):
 
 
 def test_the_file_is_looked_at_once_per_interval(tmp_path):
-    file, clock = tmp_path / "control.json", Clock()
+    file = tmp_path / "control.json"
+    clock = Clock()
     server = control(file, poll=2.0, clock=clock)
     write(file, '{"num_speculative_tokens": 5}')
     clock.now += 1.9
@@ -198,7 +199,9 @@ class LastWord(RuleBasedStateMachine):
     @rule(order=st.builds(Order, mode=st.sampled_from([None, "on", "off"]), num_speculative_tokens=st.integers(0, 256)))
     def replace_file(self, order):
         write(self.file, order.model_dump_json())
-        self.mode, self.limit, self.there = order.mode or self.initial, order.num_speculative_tokens, True
+        self.mode = order.mode or self.initial
+        self.limit = order.num_speculative_tokens
+        self.there = True
 
     @rule(text=st.sampled_from(["", "{", "[]", '{"mode": 1}']))
     def spoil_file(self, text):
@@ -211,7 +214,9 @@ class LastWord(RuleBasedStateMachine):
         if self.there:
             self.server.ceiling()
             self.file.unlink()
-            self.mode, self.limit, self.there = self.initial, None, False
+            self.mode = self.initial
+            self.limit = None
+            self.there = False
 
     @invariant()
     def reports_the_last_order(self):

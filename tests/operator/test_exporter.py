@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from specplug.faults import KINDS
 from specplug.operator import exporter
 from specplug.operator.exporter import EngineCollector
-from specplug.operator.summary import REASONS
+from specplug.operator.status import REASONS
 from tests.test_metrics import STEP, recorded
 
 OWN = {"source": "own text"}
@@ -44,22 +44,23 @@ class Engines:
         return list(self.stated)
 
 
-def status(engine: int = 0, steps: int = 1, ceiling: int | None = None, faults: Any = None) -> dict[str, Any]:
-    """Return an engine's status, as far as a scrape reads it."""
+def status(engine: int = 0, steps: int = 1, ceiling: int | None = None, faults: Any = None, report: Any = None) -> Any:
+    """Return an engine's status, as far as a scrape reads it; `report` stands in for what its plug-ins report."""
     metrics = recorded(*[STEP] * steps)
-    metrics.fault("ngram", "late")
+    metrics.count_fault("ngram", "late")
+    store = {"tenants": {"acme": {"handbook": 7, "wiki": 4}, "": {}}, "problems": ["torn"]}
     scheduler = {
         "control": {"mode": "off" if ceiling == 0 else "on", "ceiling": ceiling},
         "steps": steps,
         "plan": {"draft_length": 5},
-        "policy": {"why": "drafts gain", "draft_length": 5, "speed_up": 1.4},
+        "policy": {"why": "drafts gain", "draft_length": 5, "speed_up": 1.4} if report is None else report,
         "faults": faults or {},
     }
     drafting = {
         "rank": 0,
         "drafts": True,
         "proposers": ["ngram"],
-        "details": {"retrieval": {"tenants": {"acme": {"handbook": 7, "wiki": 4}, "": {}}, "problems": ["torn"]}},
+        "details": {"retrieval": store if report is None else report},
         "metrics": metrics.snapshot().as_dict(),
     }
     workers = [{"rank": 1, "drafts": False}, drafting]
@@ -94,7 +95,8 @@ def watch(loop, monkeypatch) -> Watch:
     def start(*stated: Any, patience: float = 20.0, pause: float = 0.0) -> tuple[Engines, CollectorRegistry]:
         monkeypatch.setattr(exporter, "PATIENCE", patience)
         monkeypatch.setattr(exporter, "PAUSE", pause)
-        collector, registry = EngineCollector(), CollectorRegistry()
+        collector = EngineCollector()
+        registry = CollectorRegistry()
         registry.register(collector)
 
         async def begin() -> Engines:
@@ -107,8 +109,12 @@ def watch(loop, monkeypatch) -> Watch:
     return start
 
 
+def sample(registry: CollectorRegistry, name: str, engine: int = 0, **labels: str) -> float | None:
+    return registry.get_sample_value(f"specplug_{name}", {"engine": str(engine), **labels})
+
+
 def emitted(registry: CollectorRegistry, engine: int = 0) -> float | None:
-    return registry.get_sample_value("specplug_emitted_tokens_total", {**OWN, "engine": str(engine)})
+    return sample(registry, "emitted_tokens_total", engine, **OWN)
 
 
 def expected(steps: int) -> int:
@@ -139,62 +145,46 @@ def test_scrapes_without_a_pause_do_not_keep_the_engines_busy(watch):
     assert time.monotonic() - begin >= 3 * 0.2
 
 
-def test_each_engine_has_its_label_and_each_family_is_reported_once(watch):
+def test_each_engine_has_its_label_and_each_family_is_reported_once_and_without_names(watch):
     _, registry = watch(status(0, steps=1, ceiling=3), status(1, steps=3, ceiling=0))
     assert (emitted(registry, 0), emitted(registry, 1)) == (expected(1), expected(3))
-    for name, values in {"specplug_mode": (1, 0), "specplug_ceiling_tokens": (3, 0)}.items():
-        assert [registry.get_sample_value(name, {"engine": engine}) for engine in "01"] == list(values)
+    for name, values in {"mode": [1, 0], "ceiling_tokens": [3, 0]}.items():
+        assert [sample(registry, name, engine) for engine in (0, 1)] == values
     text = generate_latest(registry).decode()
     assert text.count("# TYPE specplug_emitted_tokens_total counter") == 1
     assert text.count("# TYPE specplug_mode gauge") == 1
-
-
-@pytest.mark.parametrize(("ceiling", "shown"), [(None, 8), (3, 3), (99, 8)])
-def test_the_ceiling_is_never_above_the_servers_draft_length(watch, ceiling, shown):
-    _, registry = watch(status(ceiling=ceiling))
-    assert registry.get_sample_value("specplug_ceiling_tokens", {"engine": "0"}) == shown
-
-
-GAUGES = {"planned_tokens": 5, "predicted_speedup": 1.4, "corpora": 2, "corpus_tokens": 11, "corpus_problems": 1}
-
-
-def test_the_plan_its_reason_and_the_corpora_are_gauges_without_names(watch):
-    _, registry = watch(status())
-    for name, expected in GAUGES.items():
-        assert registry.get_sample_value(f"specplug_{name}", {"engine": "0"}) == expected, name
-    for each in REASONS:
-        shown = registry.get_sample_value("specplug_plan_reason", {"engine": "0", "reason": each})
-        assert shown == (each == "drafting")
-    text = generate_latest(registry).decode()
     assert not any(name in text for name in ("acme", "handbook", "wiki", "torn"))
 
 
-@pytest.mark.parametrize("report", [{}, {"error": "x"}, {"draft_length": "many"}, {"speed_up": 2.0}])
-def test_a_policy_that_reports_something_else_has_no_expected_speed_up(watch, report):
-    reported = status()
-    reported["scheduler"]["policy"] = report
-    reported["workers"][1]["details"] = {"retrieval": report}
-    _, registry = watch(reported)
+NGRAM = {"plugin": "ngram"}
+FAULTS = {"policy fixed": {"raised": 2}, "ngram": {"late": 1}}
+ODD_REPORTS: list[dict[str, Any]] = [{}, {"error": "x"}, {"draft_length": "many"}, {"speed_up": 2.0}]
+
+SHOWN = [
+    ({}, "ceiling_tokens", {}, 8),  # never above the server's draft length
+    ({"ceiling": 3}, "ceiling_tokens", {}, 3),
+    ({"ceiling": 99}, "ceiling_tokens", {}, 8),
+    ({}, "planned_tokens", {}, 5),
+    ({}, "predicted_speedup", {}, 1.4),
+    ({}, "corpora", {}, 2),
+    ({}, "corpus_tokens", {}, 11),
+    ({}, "corpus_problems", {}, 1),
+    *(({}, "plan_reason", {"reason": each}, each == "drafting") for each in REASONS),
+    # A plug-in's faults are counted from 0, so that the first is an increase, and of scheduler and worker together.
+    *(({}, "faults_total", {**NGRAM, "kind": kind}, kind == "late") for kind in KINDS),
+    ({"faults": FAULTS}, "faults_total", {"plugin": "policy fixed", "kind": "raised"}, 2),
+    ({"faults": FAULTS}, "faults_total", {**NGRAM, "kind": "late"}, 2),
+    # Plug-ins may report something else.
+    *(({"report": report}, "planned_tokens", {}, 5) for report in ODD_REPORTS),
+    *(({"report": report}, name, {}, None) for report in ODD_REPORTS for name in ("predicted_speedup", "corpora")),
+]
+
+
+@pytest.mark.parametrize(("given", "name", "labels", "value"), SHOWN)
+def test_a_status_becomes_samples(watch, given, name, labels, value):
+    _, registry = watch(status(**given))
+    assert sample(registry, name, **labels) == value
     assert emitted(registry) == expected(1)
-    assert registry.get_sample_value("specplug_planned_tokens", {"engine": "0"}) == 5
-    for name in ("predicted_speedup", "corpora"):
-        assert registry.get_sample_value(f"specplug_{name}", {"engine": "0"}) is None
-
-
-def test_a_plug_ins_faults_are_counted_from_0_so_that_the_first_is_an_increase(watch):
-    _, registry = watch(status())
-    for kind in KINDS:
-        labels = {"plugin": "ngram", "kind": kind, "engine": "0"}
-        assert registry.get_sample_value("specplug_faults_total", labels) == (kind == "late")
-
-
-def test_faults_of_scheduler_and_worker_are_counted_together(watch):
-    _, registry = watch(status(faults={"policy fixed": {"raised": 2}, "ngram": {"late": 1}}))
-
-    def faults(plugin: str, kind: str) -> float | None:
-        return registry.get_sample_value("specplug_faults_total", {"plugin": plugin, "kind": kind, "engine": "0"})
-
-    assert (faults("policy fixed", "raised"), faults("ngram", "late")) == (2, 2)
 
 
 def test_engines_that_are_late_are_shown_as_they_were_and_requested_once(watch, loop, monkeypatch):
@@ -205,7 +195,7 @@ def test_engines_that_are_late_are_shown_as_they_were_and_requested_once(watch, 
     loop.call_soon_threadsafe(engines.gate.clear)
     assert [emitted(registry), emitted(registry)] == [expected(1)] * 2
     assert engines.requested == 2  # the second question is still open
-    age = registry.get_sample_value("specplug_snapshot_age_seconds", {"engine": "0"})
+    age = sample(registry, "snapshot_age_seconds")
     assert age is not None
     assert age > 0
     monkeypatch.setattr(exporter, "PATIENCE", 20.0)
@@ -225,12 +215,20 @@ def test_a_failure_is_reported_once_and_costs_freshness_only(watch, caplog):
     assert emitted(registry) == expected(2)
 
 
-def test_in_the_event_loop_a_scrape_shows_the_answer_before(watch, loop):
-    """Waiting there would block the loop that the answer needs."""
-    engines, registry = watch(status(steps=1))
+def in_loop(loop: asyncio.AbstractEventLoop, registry: CollectorRegistry, *, refresh: bool) -> float | None:
+    """Scrape in the event loop, where a scrape that waited would block the loop that the answer needs."""
 
     async def scrape() -> float | None:
+        (collector,) = registry._collector_to_names
+        if refresh:
+            await collector.refresh()
         return emitted(registry)
+
+    return asyncio.run_coroutine_threadsafe(scrape(), loop).result(20)
+
+
+def test_in_the_event_loop_a_scrape_shows_the_answer_before(watch, loop):
+    engines, registry = watch(status(steps=1))
 
     async def settle() -> None:
         while engines.requested == 0:
@@ -238,54 +236,41 @@ def test_in_the_event_loop_a_scrape_shows_the_answer_before(watch, loop):
         for _ in range(100):  # far more turns of the loop than an answer takes
             await asyncio.sleep(0)
 
-    assert asyncio.run_coroutine_threadsafe(scrape(), loop).result(20) is None
+    assert in_loop(loop, registry, refresh=False) is None
     asyncio.run_coroutine_threadsafe(settle(), loop).result(20)
-    assert asyncio.run_coroutine_threadsafe(scrape(), loop).result(20) == expected(1)
+    assert in_loop(loop, registry, refresh=False) == expected(1)
 
 
 def test_a_scrape_in_the_event_loop_may_have_the_engines_requested_first(watch, loop):
     engines, registry = watch(status(steps=1))
-
-    async def scrape() -> float | None:
-        (collector,) = registry._collector_to_names
-        engines.gate.clear()
-        loop.call_later(0.05, engines.gate.set)  # answers take their time
-        await collector.refresh()
-        return emitted(registry)
-
-    def scraped() -> float | None:
-        return asyncio.run_coroutine_threadsafe(scrape(), loop).result(20)
-
-    assert scraped() == expected(1)
-    engines.stated[0] = status(steps=2)
-    assert scraped() == expected(2)
+    for steps in (1, 2):
+        engines.stated[0] = status(steps=steps)
+        loop.call_soon_threadsafe(engines.gate.clear)
+        loop.call_soon_threadsafe(loop.call_later, 0.05, engines.gate.set)  # answers take their time
+        assert in_loop(loop, registry, refresh=True) == expected(steps)
     assert engines.requested == 2  # once per scrape
 
 
 def test_asking_first_waits_as_long_as_a_scrape_does_and_no_longer(watch, loop, monkeypatch):
     engines, registry = watch(status(steps=1), patience=0.01)
     loop.call_soon_threadsafe(engines.gate.clear)
-
-    async def scrape() -> float | None:
-        (collector,) = registry._collector_to_names
-        await collector.refresh()
-        return emitted(registry)
-
-    assert asyncio.run_coroutine_threadsafe(scrape(), loop).result(20) is None
+    assert in_loop(loop, registry, refresh=True) is None
     loop.call_soon_threadsafe(engines.gate.set)
     monkeypatch.setattr(exporter, "PATIENCE", 20.0)
-    assert asyncio.run_coroutine_threadsafe(scrape(), loop).result(20) == expected(1)
+    assert in_loop(loop, registry, refresh=True) == expected(1)
 
 
 def test_without_an_event_loop_nothing_is_watched():
-    collector, registry = EngineCollector(), CollectorRegistry()
+    collector = EngineCollector()
+    registry = CollectorRegistry()
     collector.watch(Engines().ask)
     registry.register(collector)
     assert b"specplug_emitted_tokens_total{" not in generate_latest(registry)
 
 
 def test_an_engine_whose_loop_is_closed_is_gone():
-    collector, registry = EngineCollector(), CollectorRegistry()
+    collector = EngineCollector()
+    registry = CollectorRegistry()
 
     async def begin() -> None:
         collector.watch(Engines(status()).ask)
@@ -298,13 +283,14 @@ def test_an_engine_whose_loop_is_closed_is_gone():
 def test_the_counts_of_an_engines_own_drafter_are_the_schedulers(watch):
     reported = status()
     reported["scheduler"] |= {name: reported["workers"][1][name] for name in ("metrics", "proposers", "details")}
-    _, registry = watch({**reported, "workers": []})
-    _, with_workers = watch(status())
-    shown, expected = (
-        {(sample.name, *sample.labels.items()): sample.value for family in each.collect() for sample in family.samples}
-        for each in (registry, with_workers)
+    shown, with_workers = (
+        {
+            (each.name, *each.labels.items()): each.value
+            for family in watch(stated)[1].collect()
+            for each in family.samples
+            if "age" not in each.name
+        }
+        for stated in ({**reported, "workers": []}, status())
     )
-    assert {key: value for key, value in shown.items() if "age" not in key[0]} == {
-        key: value for key, value in expected.items() if "age" not in key[0]
-    }
-    assert any("accepted" in key[0] for key in shown)
+    assert shown == with_workers
+    assert any("accepted" in name for name, *_ in shown)

@@ -1,19 +1,25 @@
-"""Launch lines are read as a shell would, assigned to an engine, and answered by another process; start-up errors."""
+"""Launch lines are read as a shell would, assigned to an engine, and resolved by its code; errors of a start."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
+import logging
 import os
+import signal
 import subprocess
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
-from specplug.errors import EngineError
+from specplug.errors import EngineError, SpecplugError
 from specplug.operator import launches
+from specplug.operator.contained import isolated_process
+from specplug.operator.startup import refuse_missing
 from specplug.plugins.registry import Owner, Registry, default_registry
-from specplug.plugins.specs import ProposerSpec, hookimpl
+from specplug.plugins.specs import CheckResult, ProposerSpec, hookimpl
 from specplug.settings import Settings
 from specplug.types.caps import ProposerCaps
 
@@ -57,72 +63,116 @@ def test_engines_know_their_own_lines(line, expected):
     assert launches.names_engine(line, "engine") is expected
 
 
-ANSWERS = """
-import json, os, sys
-from specplug.errors import EngineError
-from specplug.operator.launches import Launch, tell
-
-def found(arguments):
+def resolved(arguments: list[str]) -> launches.Launch | None:
+    """An engine that prints, logs, sets a variable and a handler, and may leave in several ways."""
     print("noise")
-    if arguments == ["fail"]:
-        raise ValueError("no such model")
-    if arguments == ["ours"]:
-        raise EngineError.build("not on this machine", who="adapter")
-    if arguments == ["none"]:
-        return None
-    if arguments == ["usage"]:
-        sys.stderr.write("usage: engine\\nengine: error: no such flag\\n")
-        sys.exit(2)
-    if arguments == ["help"]:
-        sys.exit(0)
-    if arguments == ["die"]:
-        os._exit(7)
-    return Launch(" ".join(arguments), {"variable": os.environ["VARIABLE"]}, ())
-
-tell(found, sys.argv[1])
-"""
-
-
-@pytest.fixture
-def module(tmp_path, monkeypatch) -> str:
-    (tmp_path / "an_engines_answers.py").write_text(ANSWERS)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return "an_engines_answers"
-
-
-def command(module: str) -> launches.ServerCommand:
-    return launches.ServerCommand(
-        engine="Engine", package="engine", module=module, arguments_in=lambda words: words, expected="", enabling=""
-    )
+    logging.getLogger("specplug").warning("lowered")
+    logging.basicConfig(level="DEBUG", force=True)
+    os.environ[f"SET_BY_ENGINE_{len(os.environ)}"] = "1"
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    sys.excepthook = lambda *_: None
+    match arguments[0]:
+        case "fail":
+            raise ValueError("no such model")
+        case "ours":
+            raise EngineError.build("not on this machine", who="adapter")
+        case "wrapped":
+            raise ValueError("as the engine says it") from EngineError.build("not on this machine", who="adapter")
+        case "usage":
+            print("usage: engine\nengine: error: no such flag", file=sys.stderr)
+            sys.exit(2)
+        case "help":
+            sys.exit(0)
+        case "die":
+            sys.exit("7")
+        case "none":
+            return None
+    said = CheckResult("warn", "slow", "Hurry")
+    return launches.Launch(" ".join(arguments), {"variable": os.environ["VARIABLE"]}, (said,))
 
 
-def test_another_process_answers(module):
-    assert command(module).ask("VARIABLE=x a 'b c'") == launches.Launch("a b c", {"variable": "x"}, ())
-    assert command(module).ask("none") is None
+COMMAND = launches.ServerCommand(
+    engine="Engine",
+    package="engine",
+    resolved=resolved,
+    arguments_in=lambda words: words[1:] if words[0] == "engine" else None,
+    expected="engine WORDS",
+    enabling="",
+)
+
+
+def test_the_engines_own_code_answers(capfd):
+    logged = CheckResult("warn", "lowered")
+    expected = launches.Launch("a b c", {"variable": "x"}, (CheckResult("warn", "slow", "Hurry"), logged))
+    assert COMMAND.launch("VARIABLE=x engine a 'b c'") == expected
+    assert COMMAND.launch("engine none") is None
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
-    ("argument", "found"),
+    ("line", "message"),
     [
-        ("fail", "ValueError: no such model"),
-        ("ours", "adapter: not on this machine"),
-        ("usage", "engine: error: no such flag"),
-        ("help", "the line asks for help"),
-        ("die", "exit code 7"),
+        ("engine fail", "--launch: Engine does not accept the line; found ValueError: no such model"),
+        ("engine ours", "adapter: not on this machine"),
+        ("engine wrapped", "adapter: not on this machine"),
+        ("engine usage", "--launch: Engine does not accept the line; found engine: error: no such flag"),
+        ("engine help", "--launch: Engine does not accept the line; found the line asks for help only"),
+        ("engine die", "--launch: Engine does not accept the line; found noise"),
+        ("other a", "--launch: not a launch line; found 'other a'; expected engine WORDS"),
     ],
 )
-def test_why_there_is_no_answer_is_stated(module, argument, found):
-    with pytest.raises(EngineError, match=f"Engine does not accept the line; found {found}"):
-        command(module).ask(argument)
+def test_why_a_server_would_not_start_is_stated(line, message):
+    with pytest.raises(SpecplugError) as caught:
+        COMMAND.launch(line)
+    assert str(caught.value) == message
 
 
-def test_a_process_that_stays_silent_is_given_up(monkeypatch):
-    def silent(*args, **kwargs):
-        raise subprocess.TimeoutExpired("python", kwargs["timeout"])
+@pytest.mark.parametrize("line", ["VARIABLE=x engine a", "engine fail", "engine usage"])
+def test_the_engine_leaves_the_tools_process_as_it_was(line):
+    def state():
+        root = logging.getLogger()
+        handler = signal.getsignal(signal.SIGTERM)
+        return dict(os.environ), handler, sys.excepthook, sys.stdout, sys.stderr, root.level, root.handlers[:]
 
-    monkeypatch.setattr(subprocess, "run", silent)
-    with pytest.raises(EngineError, match="Engine gave no answer; found 5 s of silence"):
-        command("module").ask("", patience=5)
+    before = state()
+    with contextlib.suppress(SpecplugError):
+        COMMAND.launch(line)
+    assert state() == before
+    assert logging.getLogger("specplug").level == logging.NOTSET
+
+
+def test_what_c_code_prints_is_no_output_of_the_tool(capfd):
+    with isolated_process({}):
+        os.write(1, b"from C")
+    assert capfd.readouterr() == ("", "from C")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"proposer": "crosstok"}, "no draft model is named"),
+        ({"extra_proposers": ["crosstok"]}, "no draft model is named"),
+        ({"proposer": "hybrid"}, "no draft model is named"),
+        ({"proposer": "crosstok", "options": {"crosstok": {"model": "/absent"}}}, "found no such folder"),
+        ({"proposer": "hybrid", "options": {"crosstok": {"model": "/absent"}}}, "found no such folder"),
+    ],
+)
+def test_a_proposer_that_lacks_its_model_is_refused_before_anything_is_loaded(settings, message):
+    with pytest.raises(SpecplugError, match=message):
+        refuse_missing(Settings(**settings), "cpu")
+
+
+def test_what_a_worker_alone_knows_is_left_to_it():
+    def memory(context):
+        return context.target_config.hidden_size
+
+    refuse_missing(Settings(proposer="ngram", extra_proposers=["retrieval"]), "cpu")
+    refuse_missing(Settings(proposer="hybrid", options={"hybrid": {"model": "engine"}}), "cpu")
+    registry = default_registry()
+    spec = dataclasses.replace(registry.get(ProposerSpec, "ngram"), memory=memory)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Registry, "get", lambda self, kind, name: spec)
+        refuse_missing(Settings(proposer="ngram"), "cpu")
 
 
 @pytest.mark.parametrize(
@@ -151,30 +201,6 @@ def test_proposers_on_the_host_depend_on_the_device(device, found):
 def test_settings_at_their_defaults_are_not_repeated():
     assert launches.differing(Settings()) == {}
     assert launches.differing(Settings(mode="off")) == {"mode": "off"}
-
-
-@pytest.mark.parametrize(("line", "known"), [("one serve m", True), ("two serve m", False), ("", True)])
-def test_doctor_says_when_no_check_knows_a_line(monkeypatch, line, known):
-    from typer.testing import CliRunner
-
-    from specplug import CheckResult, hookimpl
-    from specplug.plugins.registry import Owner, Registry
-    from specplug.plugins.specs import CheckSpec
-    from specplug.tools.cli.app import app
-
-    def check(settings, launch):
-        return [CheckResult("ok", "mine")] if launches.names_engine(launch, "one") else []
-
-    plugin = ModuleType("plugin")
-    specs = CheckSpec(name="one launch", factory=check, summary="", takes_launch=True)
-    plugin.specplug_register_checks = hookimpl(lambda register: register(specs))
-    registry = Registry()
-    registry.add(plugin, Owner("main", "acme", "1"))
-    monkeypatch.setattr(sys.modules["specplug.tools.cli.doctor"], "default_registry", lambda: registry)
-    done = CliRunner().invoke(app, ["doctor", "--json", "--launch", line])
-    found = [each["summary"] for each in json.loads(done.stdout)["checks"] if each["check"] == "launch"]
-    expected = f"no check knows the launch line {line!r}; those that look at one: one launch"
-    assert found == ([] if known else [expected])
 
 
 PROGRAM = """

@@ -9,8 +9,8 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry, generate_latest
 
+from specplug.counts import MetricsSnapshot
 from specplug.errors import SettingsError
-from specplug.metrics import MetricsSnapshot
 from specplug.operator.prometheus import SpecCollector, register
 from tests.test_metrics import SOURCES, STEP, recorded, step
 
@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 @pytest.fixture
 def registry() -> CollectorRegistry:
     metrics = recorded(STEP, STEP)
-    metrics.fault("slow", "late")
+    metrics.count_fault("slow", "late")
     registry = CollectorRegistry(auto_describe=True)
     register(metrics, registry)
     return registry
@@ -56,7 +56,8 @@ def test_positions_and_faults(registry):
 
 
 def test_lossy_verification():
-    metrics, registry = recorded(STEP), CollectorRegistry()
+    metrics = recorded(STEP)
+    registry = CollectorRegistry()
     metrics.lossy.add(torch.tensor([3, 1]), torch.tensor([1.5, 0.25]))
     register(metrics, registry)
     assert registry.get_sample_value("specplug_lossy_accepted_tokens_total") == 4
@@ -64,7 +65,8 @@ def test_lossy_verification():
 
 
 def test_a_scrape_sees_the_newest_counts():
-    metrics, registry = recorded(STEP), CollectorRegistry()
+    metrics = recorded(STEP)
+    registry = CollectorRegistry()
     register(metrics, registry)
     labels = {"source": "none"}
     before = registry.get_sample_value("specplug_emitted_tokens_total", labels)

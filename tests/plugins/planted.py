@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from specplug import hookimpl
+from specplug.plugins.registry import Owner, Registry
 
 
 def plugin(**hooks: Any) -> ModuleType:
@@ -24,3 +25,12 @@ def plugin(**hooks: Any) -> ModuleType:
     for name, specs in hooks.items():
         setattr(module, f"specplug_register_{name}", registering(specs))
     return module
+
+
+def registry_of(*modules: Any, **hooks: Any) -> Registry:
+    """Return a registry of plug-ins' modules and of the specs of a planted one; all have to load."""
+    registry = Registry()
+    for module in (*modules, plugin(**hooks)) if hooks else modules:
+        registry.add(module, Owner(module.__name__, "tests", "1"))
+    assert registry.load_errors == ()
+    return registry

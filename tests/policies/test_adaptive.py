@@ -22,7 +22,7 @@ from specplug.types.plan import HostStats, RequestStats, StepReport
 from specplug.types.step import CostPoint, StepCost, StepPlan
 from specplug_adaptive import plugin
 from specplug_adaptive.acceptance import RequestAcceptance
-from specplug_adaptive.policy import AdaptiveOptions, AdaptivePlanner, NoCaps, build, worthwhile
+from specplug_adaptive.policy import AdaptiveOptions, AdaptivePlanner, NoCaps, build, choose_draft_lengths
 
 
 def spec() -> PolicySpec:
@@ -63,14 +63,14 @@ def plain_lengths(rates: list[float], most: int, costs: list[CostPoint]) -> list
 def test_requests_draft_as_far_as_tokens_are_worth_their_cost(rates, most, points):
     levels = [rate / 1000 for rate in rates]
     costs = [CostPoint(0, 0.0), *(CostPoint(count, cost / 7.3) for count, cost in sorted(points))]
-    lengths, _ = worthwhile(np.array(levels), most, costs)
+    lengths, _ = choose_draft_lengths(np.array(levels), most, costs)
     assert lengths.tolist() == plain_lengths(levels, most, costs)
     floor = np.full(len(levels), most)
-    assert worthwhile(np.array(levels), most, costs, floor)[0].tolist() == [most] * len(levels)
+    assert choose_draft_lengths(np.array(levels), most, costs, floor)[0].tolist() == [most] * len(levels)
 
 
 def test_the_gain_is_what_is_saved_beyond_what_is_lost():
-    lengths, gain = worthwhile(np.array([0.5, 0.9]), 2, [CostPoint(0, 0.0), CostPoint(4, 2.4)])
+    lengths, gain = choose_draft_lengths(np.array([0.5, 0.9]), 2, [CostPoint(0, 0.0), CostPoint(4, 2.4)])
     assert lengths.tolist() == [1, 2]
     kept, lost, saved = 0.5 + 0.9 + 0.81, 0.25, 0.6
     assert gain == pytest.approx((saved - lost) / (2 + kept))
@@ -91,9 +91,9 @@ def test_acceptance_is_of_decided_tokens_and_drawn_to_the_average():
     assert swept.tolist() == [True, False]
     assert rates[0] > 0.97
     assert 0.66 < rates[1] < 0.72  # two of three decided tokens, and a little of the average
-    assert acceptance.average == pytest.approx(10 / 11, abs=0.03)
+    assert acceptance.average_rate == pytest.approx(10 / 11, abs=0.03)
     (new,), _ = acceptance.read([stats("new", 0, 0, 0)])
-    assert new == pytest.approx(acceptance.average)
+    assert new == pytest.approx(acceptance.average_rate)
 
 
 def test_what_was_decided_long_ago_counts_less():

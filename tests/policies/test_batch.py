@@ -14,7 +14,8 @@ from specplug.errors import SettingsError
 from specplug.interfaces import Planner, PluginContext
 from specplug.plugins.registry import Owner, Registry, default_registry
 from specplug.plugins.specs import PolicySpec
-from specplug.settings import CONFIG_VARIABLE, load_settings
+from specplug.settings import load_settings
+from specplug.settings.sources import CONFIG_VARIABLE
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.plan import HostStats, RequestStats
 from specplug.types.step import StepCost

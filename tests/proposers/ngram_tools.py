@@ -7,7 +7,8 @@ from typing import Any
 
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
-from specplug.testing.driver import Driver, RowDraft
+from specplug.testing.batches import RowDraft
+from specplug.testing.driver import Driver
 from specplug.types.request import Lifecycle
 from specplug_ngram import plugin
 from tests.proposers.lookup_contract import on_engine

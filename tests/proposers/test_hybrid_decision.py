@@ -15,6 +15,7 @@ from tests.proposers.hybrid_tools import DRAFT_LENGTH, Clock, Made, ids, rows
 from tests.steps.tools import draft_nothing
 
 FOUND = rows([5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [], confidence=0.9)  # 3.69 expected
+SURE = rows([5, 6], [5, 6], [], confidence=1.0)
 DRAFTED = rows([5, 6], [1, 2], [3, 4])
 SEVERAL = [[5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [3, 4]]
 
@@ -39,29 +40,23 @@ def made(clock: Clock):
         each.stage.close()
 
 
-def test_rows_where_lookup_expects_more_are_lookups(made):
-    it = made(FOUND, DRAFTED)
-    assert ids(it.draft()) == SEVERAL
-    assert it.lookup.limits == [[DRAFT_LENGTH] * 3]
-    assert it.model.limits == [[0, 0, DRAFT_LENGTH]]
-
-
-def test_the_models_drafts_are_weighed_by_request(made):
-    it = made(FOUND, DRAFTED)
-    for _ in range(40):
-        it.hybrid.gains.learn(1, 8)
-        it.hybrid.gains.learn(0, 0)
-    assert ids(it.draft()) == [[5, 6, 7, 8, 9], [1, 2], [3, 4]]
-    assert it.model.limits == [[0, DRAFT_LENGTH, DRAFT_LENGTH]]
-
-
-def test_no_more_is_expected_of_the_model_than_a_draft_may_have(made):
-    it = made(rows([5, 6], [5, 6], [], confidence=1.0), DRAFTED)
-    for slot in range(3):
-        it.hybrid.gains.learn(slot, 8)
-    assert ids(it.draft(1)) == [[5], [5], [3]]
-    assert ids(it.draft(4)) == [[5, 6], [1, 2], [3, 4]]
-    assert it.model.limits == [[0, 0, 1], [4, 4, 4]]
+@pytest.mark.parametrize(
+    ("found", "learnt", "length", "expected", "asked"),
+    [
+        (FOUND, [], DRAFT_LENGTH, SEVERAL, [0, 0, DRAFT_LENGTH]),
+        # what the model's drafts are worth is known by request
+        (FOUND, [(1, 8), (0, 0)] * 40, DRAFT_LENGTH, [SEVERAL[0], [1, 2], [3, 4]], [0, DRAFT_LENGTH, DRAFT_LENGTH]),
+        # no more is expected of the model than a draft may have
+        (SURE, [(0, 8), (1, 8), (2, 8)], 1, [[5], [5], [3]], [0, 0, 1]),
+        (SURE, [(0, 8), (1, 8), (2, 8)], 4, [[5, 6], [1, 2], [3, 4]], [4, 4, 4]),
+    ],
+)
+def test_each_row_has_the_draft_that_is_expected_to_have_more_accepted(made, found, learnt, length, expected, asked):
+    it = made(found, DRAFTED)
+    for slot, accepted in learnt:
+        it.hybrid.gains.learn(slot, accepted)
+    assert ids(it.draft(length)) == expected
+    assert (it.lookup.limits, it.model.limits) == ([[length] * 3], [asked])
 
 
 def test_lookups_rest_follows_a_model_that_agrees(made):

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
-import sys
-import tomllib
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, ValidationError
 
 from specplug.assembly import build_draft_stage, build_part
 from specplug.host import HostDraft
 from specplug.interfaces import PluginContext
-from specplug.lookup.layout import SOURCES
-from specplug.lookup.options import LookupSettings
 from specplug.plugins.registry import Owner, Registry, default_registry
 from specplug.plugins.specs import ProposerSpec
-from specplug.settings import load_settings
 from specplug.settings.model import Settings
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
@@ -163,44 +152,3 @@ def test_the_smallest_sizes_are_served(trees: bool, max_length: int) -> None:
             driver.step(0)
             driver.leave("a")
     assert drafted > 0
-
-
-@pytest.mark.parametrize("wrong", [{"min_n": 3, "max_n": 2}, {"min_n": -1}, {"max_m": 4}])
-@pytest.mark.parametrize("model", [ReferenceSettings, LookupSettings])
-def test_options_are_checked(model: type[BaseModel], wrong: dict[str, int]) -> None:
-    with pytest.raises(ValidationError, match=r"min_n|max_m"):
-        model(**wrong)
-
-
-def test_registering_imports_no_torch() -> None:
-    heavy = "{'torch', 'transformers', 'pydantic', 'numpy', 'numba'}"
-    plugins = ", ".join(f"specplug_{name}.plugin" for name in ("ngram", "hybrid", "fixed", "batch", "adaptive"))
-    code = f"import sys, {plugins}; sys.exit(sorted({heavy} & set(sys.modules)) or None)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-PAGE = (Path(__file__).parents[2] / "docs" / "ngram.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("heading", "model"),
-    [("Of `ngram`", LookupSettings), ("Of `ngram-reference`", ReferenceSettings)],
-)
-def test_every_option_is_documented_with_its_default_and_no_other(heading: str, model: type[BaseModel]) -> None:
-    table = PAGE.split(f"\n{heading}")[1].split("\n\n", 2)[1]
-    found = {name: json.loads(default) for name, default in re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", table, re.M)}
-    assert found == model().model_dump()
-
-
-def test_the_documented_settings_are_valid() -> None:
-    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    chosen = load_settings(tomllib.loads(text), env={}).settings
-    assert chosen.proposer == "ngram"
-    LookupSettings.model_validate(chosen.options["ngram"])
-
-
-@pytest.mark.parametrize("name", ["ngram", "ngram-reference"])
-def test_every_proposer_and_source_is_documented(name: str) -> None:
-    assert f"`{name}`" in PAGE
-    assert [source for source in SOURCES[:3] if f"`ngram/{source}`" not in PAGE] == []

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ from specplug.interfaces import PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.settings.model import CorporaSettings
-from specplug.testing.driver import Driver, RowDraft
+from specplug.testing.batches import RowDraft
+from specplug.testing.driver import Driver
 from specplug.text.fingerprint import Fingerprint, fingerprint
 from specplug.types.caps import EngineCaps
 from specplug.types.request import RequestOptions, StoredDocument
@@ -201,20 +201,24 @@ def test_without_a_store_there_are_no_corpora() -> None:
         assert (status["store"], status["tenants"], status["segments"], status["unknown_documents"]) == (None, {}, 0, 1)
 
 
+def watch(watcher: proposer.StoreWatcher, times: int = 1) -> None:
+    """Let a watch that has not begun look at its store so many times, and end."""
+    ends = iter([False] * times + [True])
+    watcher._ended.wait = lambda _seconds: next(ends)  # type: ignore[method-assign]
+    watcher._watch()
+
+
 def test_a_store_that_cannot_be_read_for_a_while_serves_on(store: Store, caplog: Any) -> None:
+    def fails() -> None:
+        raise OSError("a disk that does not answer")
+
     put(store, "texts", TEXT)
-    with opened(store, poll_seconds=0.001) as server:
-        failed, look = threading.Event(), server.watcher._look
-
-        def fails() -> None:
-            failed.set()
-            raise OSError("a disk that does not answer")
-
-        server.watcher._look = fails  # type: ignore[method-assign]
-        assert failed.wait(60)
-        server.watcher._look = look  # type: ignore[method-assign]
+    with opened(store) as server:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(server.watcher, "_look", fails)
+            watch(server.watcher, 3)
         assert server.source(server.ask()) == "corpus"
-    assert "its previous state stays in use" in caplog.text
+    assert caplog.text.count("its previous state stays in use") == 1
 
 
 def test_the_watch_finds_what_another_process_adds(store: Store) -> None:
@@ -251,13 +255,6 @@ def test_a_store_is_made_where_none_is(tmp_path: Path, caplog: Any, folder_exist
 # -- tenants, names ----------------------------------------------------------------------------------------------------
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("tokenizer", [Letters(), None])
 def test_a_store_that_the_server_cannot_make_is_used_once_it_is_there(tmp_path: Path, monkeypatch, caplog, tokenizer):
     """As where each server has the volume read-only; tests/engines/suites/deployed.py mounts one so."""
@@ -265,35 +262,29 @@ def test_a_store_that_the_server_cannot_make_is_used_once_it_is_there(tmp_path: 
     root.parent.mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or root.parent not in (path, *path.parents))
     context = PluginContext(EngineCaps(4), vocab_size=96, max_slots=1, max_length=64, target_tokenizer=tokenizer)
-    settings = CorporaSettings(store=str(root), poll_seconds=0.01)
-    made = Retrieval(replace(context, sections={"corpora": settings}))
+    there = NEVER.model_copy(update={"store": str(root)})
+    made = Retrieval(replace(context, sections={"corpora": there}))
     made.warmup()
     try:
         assert made.status()["problems"] == [f"{root}: no corpus store yet, or none of this tokenizer"]
         assert not root.exists()
         assert "this process cannot write there" in caplog.text
         put(Store.create(root, fingerprint(Letters())), "late", TEXT)
-        wait_until(lambda: made.status()["tenants"] == {"": {"late": len(TEXT)}})
+        made.watcher._look()
+        assert made.status()["tenants"] == {"": {"late": len(TEXT)}}
         assert made.status()["problems"] == []
         assert made.watcher.changed(made._loaded) is not None
     finally:
         made.close()
 
 
-def test_a_late_store_of_another_tokenizer_is_reported_once(tmp_path: Path, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or tmp_path not in (path, *path.parents))
-    settings = CorporaSettings(store=str(tmp_path / "store"), poll_seconds=0.01)
-    context = PluginContext(EngineCaps(4), vocab_size=96, target_tokenizer=Letters(), sections={"corpora": settings})
+def test_a_late_store_of_another_tokenizer_is_reported_once(tmp_path: Path, caplog) -> None:
+    there = NEVER.model_copy(update={"store": str(tmp_path / "store")})
+    context = PluginContext(EngineCaps(4), vocab_size=96, target_tokenizer=Letters(), sections={"corpora": there})
     watcher = proposer.StoreWatcher(context, lambda tenants: tenants)
-    looks, look = [], watcher._look
-    monkeypatch.setattr(watcher, "_look", lambda: (looks.append(len(looks)), look()))
-    watcher.open()
     Store.create(tmp_path / "store", Fingerprint("other", "0" * 64, 96))
-    wait_until(lambda: "the corpus store is of another tokenizer" in caplog.text)
-    seen = len(looks)
-    wait_until(lambda: len(looks) > seen + 1)
-    watcher.close()
-    assert caplog.text.count("CorpusError: ") == 1
+    watch(watcher, 3)
+    assert caplog.text.count("the corpus store is of another tokenizer") == caplog.text.count("CorpusError: ") == 1
     assert watcher.status()["problems"]
 
 

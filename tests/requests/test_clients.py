@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -17,11 +16,10 @@ from hypothesis import strategies as st
 from specplug.errors import RequestError, SettingsError, SpecplugError
 from specplug.requests import clients, wire
 from specplug.requests.clients import BusyError, Quota, RequestClient, Tenants, isolation_key
-from specplug.requests.front_end import INLINE_CHARACTERS, FieldParser
+from specplug.requests.parsing import INLINE_CHARACTERS
 from specplug.settings.model import Limits, TenantSettings
 from specplug.settings.sources import load_settings
-from specplug.text.request_tokenizer import RequestTokenizer
-from specplug.types.request import Reference, RequestOptions
+from tests.requests.parser import Bytes, parser_of
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +27,13 @@ def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(clients.SECRET_VARIABLE, "a secret")
 
 
-def shown(*headers: str) -> str | None:
-    pairs = [header.split(": ", 1) for header in headers]
-    return clients.digest([(name.encode(), value.encode()) for name, value in pairs])
+def headers(*lines: str) -> list[tuple[bytes, bytes]]:
+    pairs = [line.split(": ", 1) for line in lines]
+    return [(name.encode(), value.encode()) for name, value in pairs]
+
+
+def shown(*lines: str) -> str | None:
+    return clients.digest(headers(*lines))
 
 
 def test_a_client_is_reported_by_its_key() -> None:
@@ -73,7 +75,7 @@ def test_whatever_serves_a_request_knows_the_client_and_nobody_else_does() -> No
     async def app(scope: Any, receive: Any, send: Any) -> None:
         async def later() -> None:
             await asyncio.sleep(0)
-            client = clients.current()
+            client = clients.current_client()
             seen.append(None if client is None else client.digest)
 
         await asyncio.gather(later(), asyncio.create_task(later()))
@@ -86,43 +88,17 @@ def test_whatever_serves_a_request_knows_the_client_and_nobody_else_does() -> No
         await asyncio.gather(*[served(scope(key), None, None) for key in ("one", "two", None)])
         await served(scope("one"), None, None)
         await served({"type": "lifespan"}, None, None)
-        assert clients.current() is None
+        assert clients.current_client() is None
 
     contextvars.copy_context().run(asyncio.run, serve())
-    one, two = shown("authorization: one"), shown("authorization: two")
+    one = shown("authorization: one")
+    two = shown("authorization: two")
     assert sorted(map(str, seen)) == sorted(map(str, [one, one, two, two, None, None, one, one, None, None]))
     assert seen[-4:] == [one, one, None, None]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_client_travels_beside_the_fields(packed: bool) -> None:
-    options, reference = RequestOptions(store=False), Reference(np.array([1, 2], np.int32))
-    given = {"other": 1, wire.WIRE_KEY: wire.encode(options, (reference,), "acme")}
-    given = wire.packed(given) if packed else given
-    found = wire.with_client(given, "digest")
-    assert wire.client_of(given) is None
-    assert wire.client_of(found) == "digest"
-    assert wire.decode(found) == (options, (reference,), "acme")
-    assert wire.is_encoded(found)
-    assert found["other"] == 1
-
-
-@pytest.mark.parametrize("given", [None, {}, {"other": 1}])
-def test_a_client_travels_without_fields(given: Any) -> None:
-    found = wire.with_client(given, "digest")
-    assert wire.client_of(found) == "digest"
-    assert wire.decode(found) == wire.decode(None)
-    assert wire.client_of(given) is None
-    assert {key: found[key] for key in given or ()} == (given or {})
-
-
 def sha(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
-
-
-def headers(*lines: str) -> list[tuple[bytes, bytes]]:
-    pairs = [line.split(": ", 1) for line in lines]
-    return [(name.encode(), value.encode()) for name, value in pairs]
 
 
 @pytest.fixture
@@ -173,24 +149,14 @@ def test_a_header_gives_the_tenant() -> None:
 
 @pytest.mark.parametrize("given", [{"specplug_tenant": "acme"}, {"specplug": {"tenant": "acme"}}])
 def test_the_parser_refuses_it_in_every_spelling(given: dict[str, Any]) -> None:
-    found = load_settings({"tenants": {"header": "X-Tenant"}}, env={})
     with pytest.raises(RequestError, match="this server assigns tenants"):
-        FieldParser(found, 256, RequestTokenizer(object)).parsed(given)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_an_assigned_tenant_travels_beside_the_fields(packed: bool) -> None:
-    given = {"specplug": wire.encode(wire.DEFAULTS, (), "own")}
-    given = wire.packed(given) if packed else given
-    assert wire.decode(wire.with_client(given, None, "acme"))[2] == "acme"
-    assert wire.decode(wire.with_client(given, "digest"))[2] == "own"
-    assert wire.decode(wire.with_client(None, None, "acme"))[2] == "acme"
+        parser_of(tenants={"header": "X-Tenant"}).parse_fields(given)
 
 
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("[", "cannot read the tenants of keys"),
+        ("[", "malformed tenants of keys"),
         ("[]", "malformed tenants of keys"),
         ('{"one": "acme"}', "64 hexadecimal digits"),
         (json.dumps({sha("one"): ""}), "tenant"),
@@ -214,25 +180,6 @@ def test_one_source_at_most() -> None:
 LIMITS = {"max_reference_tokens": 100_000, "max_client_reference_tokens": 40_000, "max_server_reference_tokens": 60_000}
 
 
-class SeenBytes:
-    """A tokenizer that records how each text starts."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def __deepcopy__(self, memo: Any) -> SeenBytes:
-        return self
-
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        self.seen.append(text[:2])
-        return list(text.encode())
-
-
-def parser_of(tokenizer: SeenBytes, **limits: int) -> FieldParser:
-    found = load_settings({"limits": LIMITS | limits}, env={})
-    return FieldParser(found, 256, RequestTokenizer(lambda: tokenizer), RequestError)
-
-
 def client(key: str | None) -> RequestClient:
     made = RequestClient([] if key is None else [(b"authorization", key.encode())])
     made.digest = key
@@ -241,45 +188,45 @@ def client(key: str | None) -> RequestClient:
 
 def test_what_is_held_is_counted_by_client_until_released() -> None:
     quota = Quota(Limits(max_client_reference_tokens=10, max_server_reference_tokens=25))
-    first, *_ = [quota.hold(name, 10) for name in ("a", "b")]
+    first, *_ = [quota.reserve(name, 10) for name in ("a", "b")]
     with pytest.raises(BusyError, match=r"requests of this client .* found 11 .* at most 10, limits\.max_client"):
-        quota.hold("a", 1)
+        quota.reserve("a", 1)
     with pytest.raises(BusyError, match=r"requests of all clients .* found 26 .* limits\.max_server_reference_tokens"):
-        quota.hold("c", 6)
+        quota.reserve("c", 6)
     first()
     first()
-    assert quota.held == 10
-    quota.hold("a", 10)()
-    assert quota.held == 10
+    assert quota.reserved_tokens == 10
+    quota.reserve("a", 10)()
+    assert quota.reserved_tokens == 10
 
 
 def test_prompts_and_samples_count_and_end_with_the_http_request() -> None:
     """One request of a few megabytes could otherwise be copied into thousands of requests of the engine."""
-    tokenizer = SeenBytes()
-    own = parser_of(tokenizer)
+    tokenizer = Bytes()
+    own = parser_of(tokenizer, limits=LIMITS)
     fields = {"specplug_references": [1] * 10_000}
 
     async def serve() -> None:
         one = client("a")
-        parsed = await own.admitted(fields, one, 4)
-        assert wire.reference_tokens(parsed) == wire.reference_tokens(wire.packed(parsed)) == 10_000
+        parsed = await own.admit(fields, one, 4)
+        assert wire.reference_tokens(parsed) == 10_000
         with pytest.raises(BusyError):
-            await own.admitted(fields, one, 1)
-        await own.admitted(fields, client("b"), 2)
+            await own.admit(fields, one, 1)
+        await own.admit(fields, client("b"), 2)
         with pytest.raises(BusyError, match="all clients"):
-            await own.admitted(fields, client(None), 1)
+            await own.admit(fields, client(None), 1)
         one.end()
         with pytest.raises(BusyError, match="this client"):
-            await own.admitted(fields, client("a"), 5)
-        await own.admitted(fields, client("a"), 4)
-        await own.admitted(fields, None, 1000)  # a program's own
+            await own.admit(fields, client("a"), 5)
+        await own.admit(fields, client("a"), 4)
+        await own.admit(fields, None, 1000)  # a program's own
 
     asyncio.run(serve())
 
 
 def test_text_that_waits_counts_and_mistakes_release_it() -> None:
-    tokenizer = SeenBytes()
-    own = parser_of(tokenizer, max_client_reference_tokens=30_000)
+    tokenizer = Bytes()
+    own = parser_of(tokenizer, limits=LIMITS | {"max_client_reference_tokens": 30_000})
 
     async def serve() -> None:
         texts = ["x" * 50_000 for _ in range(3)]
@@ -295,8 +242,8 @@ def test_text_that_waits_counts_and_mistakes_release_it() -> None:
 
 
 def test_clients_take_turns_with_large_references() -> None:
-    tokenizer = SeenBytes()
-    own = parser_of(tokenizer, max_client_reference_tokens=10**6, max_server_reference_tokens=10**6)
+    tokenizer = Bytes()
+    own = parser_of(tokenizer, limits={"max_reference_tokens": 100_000})
 
     async def serve() -> None:
         many = [own.parse_in_thread({"specplug_references": f"a{n}" + "x" * INLINE_CHARACTERS}, "a") for n in range(6)]

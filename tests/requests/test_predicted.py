@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,30 +28,28 @@ def counted(prediction: list[int], *completions: list[int]) -> tuple[int, int]:
     return tuple(found.details().values())  # type: ignore[return-value]
 
 
-def test_a_completion_that_repeats_it_contains_all_of_it():
-    assert counted(PREDICTION, PREDICTION) == (20, 0)
-    assert counted(PREDICTION, [*PREDICTION, 1]) == (20, 0), "the end of sequence is in no prediction"
+EDITED = [*PREDICTION[:8], 90, 91, *PREDICTION[9:]]
 
 
-def test_an_edit_leaves_out_what_it_replaces():
-    assert counted(PREDICTION, [*PREDICTION[:8], 90, 91, *PREDICTION[9:]]) == (19, 1)
-    assert counted(PREDICTION, [*PREDICTION[:8], *PREDICTION[12:]]) == (16, 4)
-    assert counted(PREDICTION, [*PREDICTION[:8], 90, *PREDICTION[8:]]) == (20, 0)
-
-
-def test_what_comes_again_is_counted_once():
-    assert counted(PREDICTION, [*PREDICTION, *PREDICTION]) == (20, 0)
-    assert counted([5, 6, 7] * 4, [5, 6, 7] * 9) == (12, 0)
-
-
-def test_a_completion_that_ends_early_contains_a_part():
-    assert counted(PREDICTION, PREDICTION[:7]) == (7, 13)
-    assert counted(PREDICTION, []) == (0, 20)
-    assert counted(PREDICTION, [90] * 50) == (0, 20)
-
-
-def test_several_completions_count_together():
-    assert counted(PREDICTION, PREDICTION, PREDICTION[:5]) == (25, 15)
+@pytest.mark.parametrize(
+    ("prediction", "completions", "expected"),
+    [
+        (PREDICTION, [PREDICTION], (20, 0)),
+        (PREDICTION, [[*PREDICTION, 1]], (20, 0)),  # the end of sequence is in no prediction
+        (PREDICTION, [EDITED], (19, 1)),
+        (PREDICTION, [[*PREDICTION[:8], *PREDICTION[12:]]], (16, 4)),
+        (PREDICTION, [[*PREDICTION[:8], 90, *PREDICTION[8:]]], (20, 0)),
+        (PREDICTION, [[*PREDICTION, *PREDICTION]], (20, 0)),  # what comes again is counted once
+        ([5, 6, 7] * 4, [[5, 6, 7] * 9], (12, 0)),
+        (PREDICTION, [PREDICTION[:7]], (7, 13)),
+        (PREDICTION, [[]], (0, 20)),
+        (PREDICTION, [[90] * 50], (0, 20)),
+        (PREDICTION, [PREDICTION, PREDICTION[:5]], (25, 15)),  # several completions count together
+        ([0, 1, 0, 0, 0], [[0, 0, 0]], (3, 2)),  # a token that was followed is no part of a later run
+    ],
+)
+def test_what_completions_contain_is_accepted(prediction, completions, expected):
+    assert counted(prediction, *completions) == expected
 
 
 def test_without_a_prediction_there_are_no_counts():
@@ -62,7 +61,9 @@ def test_without_a_prediction_there_are_no_counts():
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=20), st.lists(st.integers(0, 3), max_size=30), st.data())
 def test_pieces_change_nothing_and_counts_add_up(prediction, completion, data):
-    whole, pieces, start = predicted(prediction), predicted(prediction), 0
+    whole = predicted(prediction)
+    pieces = predicted(prediction)
+    start = 0
     whole.extend(0, completion)
     pieces.extend(0, [])
     while start < len(completion):
@@ -72,4 +73,4 @@ def test_pieces_change_nothing_and_counts_add_up(prediction, completion, data):
     accepted, rejected = whole.details().values()
     assert whole.details() == pieces.details()
     assert accepted + rejected == len(prediction)
-    assert 0 <= accepted <= len(completion) if len(completion) < len(prediction) else accepted <= len(prediction)
+    assert 0 <= accepted <= min(len(completion), len(prediction))

@@ -24,41 +24,38 @@ options = st.builds(
     num_speculative_tokens=st.none() | st.integers(0, 256),
     proposer=st.none() | st.text(max_size=5),
     verifier=st.none() | st.text(max_size=5),
+    acceptance_threshold=st.none() | st.floats(0.01, 1),
     store=st.booleans(),
+    group=st.none() | names,
     corpora=st.lists(names, max_size=3).map(tuple),
     documents=st.lists(st.builds(StoredDocument, names, st.none() | names), max_size=3).map(tuple),
 )
 tenants = st.none() | st.text(min_size=1, max_size=5)
+scalar = None | bool | int | float | str
+flat = msgpack.Decoder(dict[str, scalar | list[scalar] | dict[str, scalar]])
+"""SGLang's transport: of each argument it takes texts and numbers, and flat lists and mappings of them."""
 
 
-@given(options, references, tenants)
-def test_whatever_is_encoded_comes_back(given_options, given_references, tenant):
-    extra_args = {"other": 1, wire.WIRE_KEY: wire.encode(given_options, given_references, tenant)}
-    by_msgpack = msgpack.decode(msgpack.encode(extra_args))
-    for arrived in (extra_args, copy.deepcopy(extra_args), pickle.loads(pickle.dumps(extra_args)), by_msgpack):
-        assert wire.is_encoded(arrived)
-        assert wire.decode(arrived) == (given_options, given_references, tenant)
-
-
-@given(options, references, tenants)
-def test_the_packed_form_survives_a_transport_of_texts(given_options, given_references, tenant):
-    """SGLang's: of each argument it takes texts and numbers, and flat lists and mappings of them."""
-    extra_args = {"other": 1, wire.WIRE_KEY: wire.encode(given_options, given_references, tenant)}
-    packed = wire.packed(extra_args)
-    scalar = None | bool | int | float | str
-    decoder = msgpack.Decoder(dict[str, scalar | list[scalar] | dict[str, scalar]])
-    for arrived in (packed, decoder.decode(msgpack.encode(packed)), pickle.loads(pickle.dumps(packed))):
-        assert wire.decode(arrived) == (given_options, given_references, tenant)
+@given(options, references, tenants, st.none() | names, st.none() | names)
+def test_whatever_is_encoded_comes_back(given_options, given_references, tenant, client, assigned):
+    parsed = {"other": 1, wire.WIRE_KEY: wire.encode(given_options, given_references, tenant)}
+    own = wire.with_client(parsed, client, assigned)
+    here = (own, copy.deepcopy(own), pickle.loads(pickle.dumps(own)))
+    for arrived in (*here, msgpack.decode(msgpack.encode(own)), flat.decode(msgpack.encode(own))):
+        assert wire.decode(arrived) == (given_options, given_references, assigned or tenant)
+        assert wire.client_of(arrived) == client
         assert arrived["other"] == 1
-    assert extra_args[wire.WIRE_KEY] == wire.encode(given_options, given_references, tenant)
+        assert wire.reference_tokens(arrived) == sum(len(reference.token_ids) for reference in given_references)
+    assert all(map(wire.is_encoded, here))
+    assert wire.client_of(parsed) is None
 
 
-def test_only_what_was_packed_here_counts_as_parsed():
-    """A client can send what looks like it."""
-    packed = wire.packed({wire.WIRE_KEY: wire.encode(RequestOptions(), (Reference.of([1]),), None)})
-    assert wire.is_encoded(packed)
-    assert wire.is_encoded({**packed})
-    assert not wire.is_encoded(json.loads(json.dumps(packed)))
+def test_only_what_was_parsed_here_counts_as_parsed():
+    """A client can send what looks like it, whose sizes and ids have not been checked."""
+    encoded = {wire.WIRE_KEY: wire.encode(RequestOptions(), (Reference.of([1]),), None)}
+    assert wire.is_encoded(encoded)
+    assert wire.is_encoded({**encoded})
+    assert not wire.is_encoded(json.loads(json.dumps(encoded)))
 
 
 @pytest.mark.parametrize("extra_args", [None, {}, {"kv_transfer_params": {}}, {"specplug": {"enabled": False}}])
@@ -66,18 +63,20 @@ def test_without_the_wire_form_there_are_the_defaults(extra_args):
     assert wire.decode(extra_args) == (RequestOptions(), (), None)
 
 
-def test_a_client_cannot_send_the_wire_form():
-    """JSON is never accepted as parsed fields, as its sizes and ids have not been checked."""
-    encoded = wire.encode(RequestOptions(), (Reference.of([1]),), None)
-    sent = json.loads(json.dumps({wire.WIRE_KEY: encoded}, default=lambda value: value.decode()))
-    assert not wire.is_encoded(sent)
+@pytest.mark.parametrize("given_args", [None, {}, {"other": 1}])
+def test_a_client_travels_without_fields(given_args):
+    own = wire.with_client(given_args, "digest", "acme")
+    assert wire.client_of(own) == "digest"
+    assert wire.decode(own) == (RequestOptions(), (), "acme")
+    assert wire.client_of(given_args) is None
+    assert {key: own[key] for key in given_args or ()} == (given_args or {})
 
 
-def test_ids_are_bytes_on_the_way_and_views_behind_it():
+def test_references_are_read_only_views_of_one_array():
     ids = np.arange(1000, dtype=np.int32)
-    encoded = wire.encode(RequestOptions(), (Reference(ids),), None)
-    ((_, data),) = encoded["references"]
-    assert data == ids.astype("<i4").tobytes()
-    _, (reference,), _ = wire.decode({wire.WIRE_KEY: encoded})
-    assert np.shares_memory(reference.token_ids, np.frombuffer(data, dtype=np.uint8))
-    assert not reference.token_ids.flags.writeable
+    encoded = wire.encode(RequestOptions(), (Reference(ids, "a"), Reference(ids[:10], "b")), None)
+    _, (first, second), _ = wire.decode({wire.WIRE_KEY: encoded})
+    assert first.token_ids.base is not None
+    assert np.array_equal(first.token_ids, ids)
+    assert np.array_equal(second.token_ids, ids[:10])
+    assert not first.token_ids.flags.writeable

@@ -199,28 +199,33 @@ def support(version: str, *seams: Seam) -> Support:
     return Support(TWO, seams, who="adapter", installed=lambda: version, optional=OPTIONAL)
 
 
-def test_a_part_is_refused_for_its_own_seams_alone():
-    required = support("0.32.0", NEEDED, GONE)
-    required.require("front")
+MOVED_SEAM = (
+    "adapter: Engine has moved: engine:absent is gone; found Engine {}; expected Engine 0.30 to 0.33. "
+    "Install a supported version: Engine 0.30 to 0.33"
+)
+TOO_OLD = "this Engine is too old; found Engine 0.29.1; expected Engine 0.30"
+
+
+@pytest.mark.parametrize(
+    ("version", "seams", "part", "refused"),
+    [
+        ("0.32.0", [NEEDED, GONE], "front", None),  # a part is refused for its own seams alone
+        ("0.32.0", [NEEDED, GONE], "worker", MOVED_SEAM.format("0.32.0")),
+        ("0.34.0", [NEEDED, GONE], "worker", None),  # seams of other versions are not required
+        ("0.32.0", [replace(GONE, since=(0, 33))], "worker", None),
+        (UNKNOWN, [NEEDED, GONE], "worker", MOVED_SEAM.format(UNKNOWN)),  # it is taken for the newest
+        ("0.29.1", [NEEDED], "front", TOO_OLD),  # although every seam is there
+    ],
+)
+def test_a_part_is_refused_for_an_engine_that_is_too_old_or_has_moved(version, seams, part, refused):
+    required = support(version, *seams)
+    if refused is None:
+        required.require(part)
+        return
     with pytest.raises(EngineError) as raised:
-        required.require("worker")
-    assert str(raised.value) == (
-        "adapter: Engine has moved: engine:absent is gone; found Engine 0.32.0; expected Engine 0.30 to 0.33. "
-        "Install a supported version: Engine 0.30 to 0.33"
-    )
-    assert required.moved("worker") == ["engine:absent is gone"]
-
-
-def test_seams_of_other_versions_are_not_required():
-    support("0.34.0", NEEDED, GONE).require("worker")
-    support("0.32.0", replace(GONE, since=(0, 33))).require("worker")
-    with pytest.raises(EngineError, match="engine:absent is gone; found Engine dev"):
-        support(UNKNOWN, NEEDED, GONE).require("worker")  # an unknown version is taken for the newest
-
-
-def test_a_version_that_is_too_old_is_refused_even_if_every_seam_holds():
-    with pytest.raises(EngineError, match=r"this Engine is too old; found Engine 0\.29\.1; expected Engine 0\.30"):
-        support("0.29.1", NEEDED).require("front")
+        required.require(part)
+    assert refused in str(raised.value)
+    assert required.moved_seams(part) == ([] if refused is TOO_OLD else ["engine:absent is gone"])
 
 
 def test_an_untested_version_is_served_with_one_warning(caplog):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import httpx
 
-from specplug.operator.status import counting
+from specplug.operator.status import counting_parts
 from tests.soak import client, leaks
 from tests.soak.faults import Faults
 from tests.soak.judge import Judge
@@ -164,7 +164,7 @@ class Soak:
     async def _counts(self, http: httpx.AsyncClient) -> dict[str, Any]:
         """Return counts of specplug and of the engine."""
         status = (await http.get("/specplug/status")).raise_for_status().json()
-        parts = [part["metrics"] for engine in status["engines"] for part in counting(engine)]
+        parts = [part["metrics"] for engine in status["engines"] for part in counting_parts(engine)]
         metrics = (await http.get("/metrics")).text
         return {
             "accepted": sum(part["total"]["accepted"] for part in parts),

@@ -115,10 +115,7 @@ class Engine:
         )
         if self.stage.engine_tokens:
             outputs = outputs._replace(from_engine=poisoned(size, dtype=torch.int32))
-        if self.stage.runners[0].buffer.parents is None:
-            return outputs
-        parents = poisoned(size, DRAFT_LENGTH, dtype=torch.int32)
-        return outputs._replace(lengths=poisoned(size, dtype=torch.int32), parents=parents)
+        return outputs
 
     def start(self, name: str, slot: int, prompt: list[int], *, ignored: bool = False, **of_request: Any) -> None:
         """Give a request a slot, whose text begins with its prompt."""
@@ -195,12 +192,10 @@ class Engine:
         return view_of(self._layout, numbers.to(self._layout.choice([torch.int32, torch.int64])))
 
     def _step_of_stage(self, facts: Rows, columns: Sequence[Tensor], plan: StepPlan, outputs: DraftOutputs) -> None:
-        out, confidence, lengths, parents, from_engine = outputs
+        out, confidence, from_engine = outputs
         out[:], confidence[:] = self.last[columns[0]].expand_as(out), 0
         if from_engine is not None:
             from_engine[:] = 0
-        if parents is not None:
-            lengths[:], parents[:] = 0, torch.arange(DRAFT_LENGTH) - 1
         if not facts.names:
             self.reports.append(NO_DRAFTS)
             return
@@ -212,8 +207,6 @@ class Engine:
             out[row, :count], confidence[row, :count] = (
                 it[place, :count] for it in (draft.token_ids, draft.confidence)
             )
-            if parents is not None:
-                lengths[row], parents[row, :count] = count, draft.parents[place, :count]
             if from_engine is not None:
                 others = [k for k in range(count) if draft.source[place, k] != len(self.proposer.sources) - 1]
                 from_engine[row] = min([*others, count])

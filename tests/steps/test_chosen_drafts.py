@@ -75,8 +75,8 @@ def cut_by_the_scheduler(token):
     drafting = object.__new__(Drafting)
     drafting.plan = StepPlan(draft_length=1)
     stage = SimpleNamespace(propose=lambda *_: written(token), trim=lambda _batch, draft, _plan: draft)
-    drafting.stage = SimpleNamespace(observe=lambda *_: None, **vars(stage))
-    draft = drafting.step(make_batch([[1]], grammar=[True], vocab_size=3), None, torch.ones(1, dtype=torch.int32))
+    drafting.stage = stage
+    draft = drafting._draft(make_batch([[1]], grammar=[True], vocab_size=3), torch.ones(1, dtype=torch.int32))
     draft.shorten(torch.tensor([int(token != 2)]))
     return draft
 

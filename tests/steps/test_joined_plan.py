@@ -15,9 +15,9 @@ from specplug.errors import PluginError
 from specplug.faults import FaultGuard
 from specplug.interfaces import Planner, PluginContext
 from specplug.plugins.registry import default_registry
-from specplug.plugins.specs import PolicySpec, trimming
+from specplug.plugins.specs import PolicySpec, trimming_policy
 from specplug.settings import Settings
-from specplug.steps.plan_stage import JoinedPlanner, PlanStage, checked_costs, joined
+from specplug.steps.plan_stage import JoinedPlanner, PlanStage, checked_costs, join_plans
 from specplug.steps.trim import SurvivalTrimmer
 from specplug.types.caps import EngineCaps
 from specplug.types.plan import HostStats, RequestStats, StepReport
@@ -44,7 +44,7 @@ plans = st.builds(
 
 @given(st.lists(plans, min_size=1, max_size=4))
 def test_every_limit_of_every_plan_holds_and_no_other(parts):
-    found = joined(parts)
+    found = join_plans(parts)
     for name in (*NAMES, "uncapped"):
         assert found.draft_length_for(name) == min(part.draft_length_for(name) for part in parts)
     for places in (0, 7, 1000):
@@ -72,7 +72,7 @@ def cost_of(costs: tuple[CostPoint, ...], count: int) -> float:
 def test_of_too_many_points_the_ends_stay_and_points_near_to_all_others():
     bent = tuple([CostPoint(10 * place, 0.1 * place**2) for place in range(MAX_COST_POINTS)])
     lower = tuple([CostPoint(point.draft_tokens + 5, -1.0) for point in bent])
-    found = joined([StepPlan(4, costs=bent), StepPlan(4, costs=lower)]).costs
+    found = join_plans([StepPlan(4, costs=bent), StepPlan(4, costs=lower)]).costs
     tokens = [point.draft_tokens for point in found]
     assert (len(found), tokens[0], tokens[-1]) == (MAX_COST_POINTS, 0, 635)
     assert np.diff(tokens).max() <= 15
@@ -188,6 +188,6 @@ def test_the_trim_half_is_that_of_the_part_that_has_its_own():
     plain, *own = (
         PolicySpec(name=name, factory=lambda _: Silent(), summary="", **trimmer) for name, trimmer in trimmers.items()
     )
-    assert [trimming(specs).name for specs in ([plain], [plain, own[0]])] == ["plain", "own"]
+    assert [trimming_policy(specs).name for specs in ([plain], [plain, own[0]])] == ["plain", "own"]
     with pytest.raises(PluginError, match="'own' and 'second'; expected at most one"):
-        trimming([plain, *own])
+        trimming_policy([plain, *own])

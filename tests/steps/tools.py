@@ -137,7 +137,7 @@ def stage_of(
     ]
     sources = [source for handle in handles for source in handle.sources]
     metrics = SpecMetrics([*sources, *other_sources], caps.max_draft_length, device)
-    *guards, trim_guard = [FaultGuard(name, sink=metrics.fault, **breaker) for name in (*proposers, "trimmer")]
+    *guards, trim_guard = [FaultGuard(name, sink=metrics.count_fault, **breaker) for name in (*proposers, "trimmer")]
     return DraftStage(
         handles,
         guards,

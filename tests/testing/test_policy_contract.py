@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import itertools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from specplug.interfaces import Planner, PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec
 from specplug.steps.trim import SurvivalTrimmer, rank_tokens
 from specplug.testing.policy_contract import PolicyContract
+from specplug.testing.policy_harness import PROFILE
 from specplug.types.caps import EngineCaps
 from specplug.types.plan import HostStats, StepReport, TrimLimits
 from specplug.types.step import CostPoint, Draft, EngineBatch, StepCost, StepPlan, Verdict
@@ -80,83 +82,27 @@ class TestNone(PolicyContract):
     spec = INSTALLED.get(PolicySpec, "none")
 
 
-# One clause broken by each of what follows.
+# -- one clause broken by each of what follows -------------------------------------------------------------------------
 
 
-class NeedsARequest(Plans):
-    def draft_length(self, stats: HostStats) -> int:
-        return 4 + stats.requests[0].length % 2
+def instead(base: type[Any], **members: Any) -> type[Any]:
+    """Return a half of a policy with other members than the base's."""
+    return type("Planted", (base,), members)
 
 
-class ReturnsADraftLength(Plans):
-    def plan(self, stats: HostStats) -> StepPlan:
-        return 4  # type: ignore[return-value]
+def before(change: Callable[[Draft], Any]) -> type[Trims]:
+    """Return a trim half that makes a change first."""
+    return instead(Trims, trim=lambda self, draft, limits: change(draft) and Trims.trim(self, draft, limits))
 
 
-class TooWide(Plans):
-    def draft_length(self, stats: HostStats) -> int:
-        return 16
-
-
-class Inconstant(Plans):
-    is_constant = True
-
-    def draft_length(self, stats: HostStats) -> int:
-        return self.context.caps.fit_draft_length(len(stats.requests))
-
-
-class Fractional(Plans):
-    observe = Planner.observe
-
-    def draft_length(self, stats: HostStats) -> int:
-        return self.context.caps.max_draft_length / 2  # type: ignore[return-value]
+def lengths(draft_length: Callable[[Any, HostStats], Any], **members: Any) -> type[Plans]:
+    """Return a plan half of other draft lengths."""
+    return instead(Plans, draft_length=draft_length, **members)
 
 
 class NegativeBudget(Plans):
     def plan(self, stats: HostStats) -> StepPlan:
         return replace(super().plan(stats), token_budget=256 - len(stats.requests))
-
-
-class LongerThanStated(Plans):
-    def draft_length(self, stats: HostStats) -> int:
-        return 4
-
-    def longest_draft(self, batch_size: int) -> int:
-        return 4 if batch_size < 8 else 3
-
-
-class CostsThatDescend(Plans):
-    def plan(self, stats: HostStats) -> StepPlan:
-        return replace(super().plan(stats), costs=(CostPoint(4, 1.0), CostPoint(2, 2.0)))
-
-
-class Sleeps(Plans):
-    def draft_length(self, stats: HostStats) -> int:
-        time.sleep(0)
-        return super().draft_length(stats)
-
-
-class ReadsAFile(Plans):
-    def draft_length(self, stats: HostStats) -> int:
-        Path(__file__).read_bytes()
-        return super().draft_length(stats)
-
-
-class DependsOnTheInstance(Plans):
-    instances = 0
-
-    def __init__(self, context: PluginContext) -> None:
-        super().__init__(context)
-        DependsOnTheInstance.instances += 1
-        self.number = self.instances
-
-    def draft_length(self, stats: HostStats) -> int:
-        return self.context.caps.fit_draft_length(self.number % 2)
-
-
-class DividesByRequests(Plans):
-    def observe(self, report: StepReport) -> None:
-        self.accepted = report.accepted / report.requests
 
 
 class NeedsATime(Plans):
@@ -165,61 +111,26 @@ class NeedsATime(Plans):
             self.accepted = report.cost.seconds  # type: ignore[union-attr]
 
 
-class NeedsACost(Plans):
-    def calibrate(self, costs: Sequence[StepCost]) -> None:
-        self.accepted = min(cost.seconds for cost in costs)
-
-
 class CalibratedTooLong(Plans):
     def calibrate(self, costs: Sequence[StepCost]) -> None:
         self.context = replace(self.context, caps=EngineCaps(8 + len(costs)))
         self.accepted = 9.0 * len(costs)
 
 
-class OtherTokens(Trims):
-    def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        draft.token_ids.masked_fill_(draft.mask(), 63)
-        return super().trim(draft, limits)
-
-
-class OtherConfidences(Trims):
-    def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        draft.confidence.mul_(0.5)
-        return super().trim(draft, limits)
-
-
 class KeepsEnds(Trims):
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        place = torch.arange(draft.draft_length)
-        return draft.keep(place >= 1)
+        trimmed = super().trim(draft, limits)
+        return trimmed.keep(torch.arange(trimmed.draft_length) >= 1)
 
 
-class TearsTrees(Trims):
+class SwapsSiblings(Trims):
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        if draft.parents is not None:
-            draft.parents.fill_(-1)
-        return super().trim(draft, limits)
-
-
-class OneTooMany(Trims):
-    def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        return super().trim(draft, replace(limits, token_budget=limits.token_budget + 1))
-
-
-class BudgetPerRow(Trims):
-    def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        return draft.keep(torch.arange(draft.draft_length) < limits.token_budget)
-
-
-class IgnoresTheCosts(Trims):
-    def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        return draft.keep(rank_tokens(draft)[1] < limits.token_budget)
-
-
-class IgnoresTheJump(Trims):
-    def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        price = limits.costs[2:3] - limits.costs[1:2]
-        return draft.keep(rank_tokens(draft)[0] >= price)
+        trimmed = super().trim(draft, limits)
+        if trimmed.parents is not None and trimmed.lengths[2] == 4:  # whose first two nodes follow the context
+            for column in (trimmed.token_ids, trimmed.confidence):
+                column[2, :2] = column[2, :2].flip(0)
+            trimmed.parents[2, 2:] = 1 - trimmed.parents[2, 2:]
+        return trimmed
 
 
 class CostsBackwards(Trims):
@@ -243,98 +154,148 @@ class DependsOnRank(Trims):
         return super().trim(draft, replace(limits, token_budget=limits.token_budget - self.rank))
 
 
-class NeedsARow(Trims):
-    def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        draft.survival().max()
-        return super().trim(draft, limits)
-
-
-class CutsToNothing(Trims):
-    def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        return draft.view(draft.batch_size, min(draft.draft_length, 3))
-
-
-class Undecided(Trims):
-    def cuts_without_budget(self, batch_size: int, draft_length: int) -> bool:
-        return None  # type: ignore[return-value]
-
-
 class ReadsTheBudget(Trims):
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        return (
-            super().trim(draft, limits)
-            if int(limits.token_budget)
-            else draft.view(draft.batch_size, draft.draft_length)
-        )
+        return super().trim(draft, limits) if int(limits.token_budget) else draft
 
 
-class ReadsVerdicts(Trims):
-    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        self.rate = verdict.accepted.sum().item()
+count = itertools.count()
+backwards = (CostPoint(4, 1.0), CostPoint(2, 2.0))
+
+PLAN = "test_plans_within_limits_and_alike"
+PART = "test_keeps_a_part_within_the_budget"
+COSTS = "test_respects_the_costs"
+VERDICTS = "test_learns_from_verdicts"
+
+PLANTED: dict[str, tuple[type[Any], str, tuple[Any, ...], str]] = {
+    "needs a request": (
+        lengths(lambda _, stats: 4 + stats.requests[0].length % 2),
+        *(PLAN, (None,), "index out of range"),
+    ),
+    "a draft length alone": (instead(Plans, plan=lambda *_: 4), PLAN, (None,), "expected a StepPlan"),
+    "too wide": (lengths(lambda *_: 16), PLAN, (None,), "length 16"),
+    "a fraction": (
+        lengths(lambda self, _: self.context.caps.max_draft_length / 2, observe=Planner.observe),
+        *(PLAN, (None,), r"length 4\.0"),
+    ),
+    "a negative budget": (NegativeBudget, PLAN, (None,), "token_budget -256"),
+    "costs that descend": (
+        instead(Plans, plan=lambda self, stats: StepPlan(self.draft_length(stats), costs=backwards)),
+        *(PLAN, (None,), "no curve"),
+    ),
+    "longer than stated": (
+        lengths(lambda *_: 4, longest_draft=lambda _, batch_size: 4 if batch_size < 8 else 3),
+        *(PLAN, (None,), "draft length 4 for 32 requests"),
+    ),
+    "sleeps": (lengths(lambda *_: time.sleep(0) or 0), "test_does_not_wait", (), "time.sleep"),
+    "reads a file": (lengths(lambda *_: 0 * len(Path(__file__).read_bytes())), "test_does_not_wait", (), "open"),
+    "draws lots": (
+        lengths(lambda self, _: self.context.caps.fit_draft_length(next(count) % 5)),
+        *(PLAN, (None,), "plan differently"),
+    ),
+    "not constant": (
+        lengths(lambda self, stats: self.context.caps.fit_draft_length(len(stats.requests)), is_constant=True),
+        *("test_a_constant_plan_is_constant", (), "`is_constant`, but on"),
+    ),
+    "divides by requests": (
+        instead(Plans, observe=lambda _, report: report.accepted / report.requests),
+        *("test_learns_from_reports", (), "division by zero"),
+    ),
+    "needs a time": (NeedsATime, "test_learns_from_reports", (), "seconds"),
+    "needs a cost": (
+        instead(Plans, calibrate=lambda _, costs: min(cost.seconds for cost in costs)),
+        *(PLAN, ((),), "empty"),
+    ),
+    "calibrated too long": (CalibratedTooLong, PLAN, (PROFILE[:1],), "draft length 9"),
+    "other tokens": (
+        before(lambda draft: [draft.token_ids.masked_fill_(draft.mask(), 63)]),
+        *(PART, (False,), "expected tokens, confidences"),
+    ),
+    "other confidences": (
+        before(lambda draft: [draft.confidence.mul_(0.5)]),
+        *(PART, (True,), "expected tokens, confidences"),
+    ),
+    "keeps ends": (KeepsEnds, PART, (False,), "and parents of"),
+    "swaps siblings": (SwapsSiblings, PART, (True,), "expected their order"),
+    "tears trees": (
+        before(lambda draft: [draft.parents is not None and draft.parents.fill_(-1)]),
+        *(PART, (True,), "and parents of"),
+    ),
+    "one too many": (
+        instead(
+            Trims,
+            trim=lambda self, draft, limits: Trims.trim(
+                self, draft, replace(limits, token_budget=limits.token_budget + 1)
+            ),
+        ),
+        *(PART, (False,), "expected at most 0"),
+    ),
+    "a budget per row": (
+        instead(
+            Trims,
+            trim=lambda _, draft, limits: draft.keep(torch.arange(draft.draft_length) < limits.token_budget),
+        ),
+        *(PART, (True,), "expected at most 1"),
+    ),
+    "no costs": (
+        instead(Trims, trim=lambda _, draft, limits: draft.keep(rank_tokens(draft)[1] < limits.token_budget)),
+        *(COSTS, (False,), "below 0.2"),
+    ),
+    "no jump": (
+        instead(
+            Trims,
+            trim=lambda _, draft, limits: draft.keep(rank_tokens(draft)[0] >= limits.costs[2:3] - limits.costs[1:2]),
+        ),
+        *(COSTS, (False,), "expected none, or tokens worth 5.2"),
+    ),
+    "costs backwards": (CostsBackwards, COSTS, (False,), "a token; expected at most"),
+    "first rows first": (FirstRowsFirst, "test_trims_alike", (), "in another order"),
+    "depends on the rank": (DependsOnRank, "test_trims_alike", (), "of rank 1"),
+    "needs a row": (
+        before(lambda draft: [draft.survival().max()]),
+        *("test_takes_an_empty_draft", ((0, 4),), "max"),
+    ),
+    "needs a token": (
+        before(lambda draft: [draft.survival().max()]),
+        *("test_takes_an_empty_draft", ((3, 0),), "max"),
+    ),
+    "cuts to nothing": (
+        instead(
+            Trims,
+            trim=lambda _, draft, limits: draft.view(draft.batch_size, min(draft.draft_length, 3)),
+        ),
+        *("test_takes_an_empty_draft", ((0, 4),), r"shape \(0, 3\)"),
+    ),
+    "undecided": (
+        instead(Trims, cuts_without_budget=lambda *_: None),
+        *("test_says_when_it_cuts", (), "None; expected a bool"),
+    ),
+    "reads the budget": (ReadsTheBudget, "test_never_reads_back", (False,), "meta"),
+    "reads verdicts": (
+        instead(Trims, observe=lambda _, batch, draft, verdict: verdict.accepted.sum().item()),
+        *("test_never_reads_back", (False,), "meta"),
+    ),
+    "edits the verdict": (
+        instead(Trims, observe=lambda _, batch, draft, verdict: verdict.accepted.add_(1)),
+        *(VERDICTS, (), "observe has changed verdict.accepted"),
+    ),
+    "learns from somebody": (
+        instead(Trims, observe=lambda self, batch, draft, verdict: self.accepted.add_(verdict.accepted.max())),
+        *(VERDICTS, (), "max"),
+    ),
+}
 
 
-class EditsTheVerdict(Trims):
-    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        verdict.accepted.add_(1)
-
-
-class LearnsFromSomebody(Trims):
-    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        best: Tensor = verdict.accepted.max()
-        self.accepted += best
-
-
-PLANTED = [
-    (NeedsARequest, "test_plans_without_figures", (), "index out of range"),
-    (ReturnsADraftLength, "test_plans_without_figures", (), "expected a StepPlan"),
-    (TooWide, "test_plans_within_the_engines_limits", (), "length 16"),
-    (Fractional, "test_plans_within_the_engines_limits", (), r"length 4\.0"),
-    (NegativeBudget, "test_plans_within_the_engines_limits", (), "token_budget -256"),
-    (CostsThatDescend, "test_plans_within_the_engines_limits", (), "no curve"),
-    (LongerThanStated, "test_plans_no_longer_drafts_than_stated", (), "draft length 4 for 8 requests"),
-    (Sleeps, "test_does_not_wait", (), "time.sleep"),
-    (ReadsAFile, "test_does_not_wait", (), "open"),
-    (DependsOnTheInstance, "test_plans_alike_for_equal_figures", (), "plan differently"),
-    (Inconstant, "test_a_constant_plan_is_constant", (), "`is_constant`, but on"),
-    (DividesByRequests, "test_learns_from_reports", (), "division by zero"),
-    (NeedsATime, "test_learns_from_reports", (), "seconds"),
-    (NeedsACost, "test_starts_from_profiled_costs", (), "empty"),
-    (CalibratedTooLong, "test_starts_from_profiled_costs", (), "after 1 profiled"),
-    (OtherTokens, "test_keeps_what_was_drafted", (False,), "expected tokens and confidences"),
-    (OtherConfidences, "test_keeps_what_was_drafted", (True,), "expected tokens and confidences"),
-    (KeepsEnds, "test_keeps_what_was_drafted", (False,), "expected a beginning"),
-    (TearsTrees, "test_keeps_ancestors", (), "hang elsewhere"),
-    (OneTooMany, "test_respects_the_budget", (False,), "expected at most 0"),
-    (BudgetPerRow, "test_respects_the_budget", (True,), "expected at most 1"),
-    (IgnoresTheCosts, "test_respects_the_costs", (False,), "below 0.2"),
-    (IgnoresTheJump, "test_respects_the_costs", (False,), "expected none, or tokens worth 5.2"),
-    (CostsBackwards, "test_respects_the_costs", (False,), "a token; expected at most"),
-    (FirstRowsFirst, "test_does_not_depend_on_the_order_of_rows", (), "in another order"),
-    (DependsOnRank, "test_trims_alike_on_all_ranks", (), "of rank 1"),
-    (NeedsARow, "test_takes_an_empty_draft", ((0, 4),), "max"),
-    (NeedsARow, "test_takes_an_empty_draft", ((3, 0),), "max"),
-    (CutsToNothing, "test_takes_an_empty_draft", ((0, 4),), r"shape \(0, 3\)"),
-    (Undecided, "test_says_when_it_cuts", (), "None; expected a bool"),
-    (ReadsTheBudget, "test_never_reads_back", (False,), "meta"),
-    (ReadsVerdicts, "test_never_reads_back", (False,), "meta"),
-    (EditsTheVerdict, "test_learns_from_verdicts", (), "observe has changed verdict.accepted"),
-    (LearnsFromSomebody, "test_learns_from_verdicts", (), "max"),
-]
-
-
-@pytest.mark.parametrize(
-    ("half", "clause", "arguments", "message"),
-    PLANTED,
-    ids=[f"{half.__name__}-{clause}" for half, clause, _, _ in PLANTED],
-)
-def test_planted_policy_is_caught(half: type, clause: str, arguments: tuple[Any, ...], message: str) -> None:
+@pytest.mark.parametrize("mistake", PLANTED)
+def test_a_planted_mistake_is_found(mistake: str) -> None:
+    half, clause, arguments, message = PLANTED[mistake]
     contract = contract_of(half) if issubclass(half, Planner) else contract_of(trims=half)
     with pytest.raises(Exception, match=message):
         getattr(contract(), clause)(*arguments)
 
 
 def test_every_clause_has_a_planted_policy_and_a_docstring() -> None:
-    assert {clause for _, clause, _, _ in PLANTED} == clauses(PolicyContract)
+    assert {clause for _, clause, _, _ in PLANTED.values()} == clauses(PolicyContract)
 
 
 def test_halves_that_do_not_learn_skip_what_is_about_learning() -> None:
@@ -366,8 +327,8 @@ def test_documented_policy_satisfies_the_contract(tmp_path: Path, monkeypatch: p
     exec(code_block("class TestFrugal"), namespace)
     contract = namespace["TestFrugal"]()
     assert registry.get(PolicySpec, "frugal").factory == contract.spec.factory
-    for clause, values in {(clause, values) for _, clause, values, _ in PLANTED}:
-        if clause != "test_trims_alike_in_compiled_code":  # its trim half has no C function
+    for clause, values in {(clause, values) for _, clause, values, _ in PLANTED.values()}:
+        with contextlib.suppress(pytest.skip.Exception):  # its plans are not constant
             getattr(contract, clause)(*values)
     planner = contract.planner(EngineCaps(8))
     long = StepReport.build(0, 8, 1, [(8, 8)])

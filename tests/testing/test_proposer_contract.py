@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -132,76 +134,6 @@ class TestInlineOnADevice(contract_of(Lookup, ProposerCaps())):  # type: ignore[
     pass
 
 
-# One clause broken by each of what follows.
-
-
-class Silent(Lookup):
-    def look_up(self, text: list[int], limit: int) -> list[int]:
-        return []
-
-
-class Resizes(Lookup):
-    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
-        super().propose(batch, limits, draft)
-        draft.confidence.resize_(draft.batch_size, draft.draft_length + 1)
-
-
-class NeedsLongIndices(Lookup):
-    def ingest(self, batch: EngineBatch) -> None:
-        batch.tokens.take(batch.rows)
-        super().ingest(batch)
-
-
-class OutsideTheVocabulary(Lookup):
-    def look_up(self, text: list[int], limit: int) -> list[int]:
-        return [self.context.vocab_size][:limit]
-
-
-class LeavesPadding(Lookup):
-    def write(self, draft: Draft, row: int, ids: list[int]) -> None:
-        super().write(draft, row, ids)
-        draft.token_ids[row, len(ids) :] = 0
-
-
-class IgnoresLimits(Lookup):
-    def look_up(self, text: list[int], limit: int) -> list[int]:
-        return super().look_up(text, self.context.caps.max_draft_length)
-
-
-class NotAProbability(Lookup):
-    def write(self, draft: Draft, row: int, ids: list[int]) -> None:
-        draft.set_row(row, ids, float("nan"))
-
-
-class UnknownSource(Lookup):
-    sources = ("one", "two")
-
-    def write(self, draft: Draft, row: int, ids: list[int]) -> None:
-        draft.set_row(row, ids, 0.5, source=2)
-
-
-class SourceOfNothing(Lookup):
-    def write(self, draft: Draft, row: int, ids: list[int]) -> None:
-        super().write(draft, row, ids)
-        draft.source[row, len(ids) :] = 0
-
-
-class ParentOfItself(Lookup):
-    def write(self, draft: Draft, row: int, ids: list[int]) -> None:
-        draft.set_row(row, ids, 0.5, parents=list(range(len(ids))))
-
-
-class ForgetsItsDistribution(Lookup):
-    pass
-
-
-class AnotherTokensDistribution(Drawn):
-    def write(self, draft: Draft, row: int, ids: list[int]) -> None:
-        super().write(draft, row, ids)
-        assert draft.draft_probs is not None
-        draft.draft_probs[row] = torch.nn.functional.one_hot(torch.tensor(0), self.context.vocab_size).float()
-
-
 class DrawnFromOthers(Drawn):
     """States a draft vocabulary that lacks some of the tokens that it drafts."""
 
@@ -224,41 +156,43 @@ class OwnsUpToOthers(DrawnFromOthers):
         draft.drawn[row, : len(ids)] = torch.tensor([token % 2 == 1 for token in ids], dtype=torch.bool)
 
 
-class IngestsWhenItDrafts(Lookup):
+class TestOwnsUpToOthers(contract_of(OwnsUpToOthers, PROBS)):  # type: ignore[misc]
+    pass
+
+
+# -- one clause broken by each of what follows -------------------------------------------------------------------------
+
+
+def after(name: str, change: Callable[..., Any], base: type[Lookup] = Lookup) -> type[Lookup]:
+    """Return a proposer that makes a change after what a method of the base does."""
+
+    def replaced(self: Lookup, *arguments: Any) -> None:
+        getattr(base, name)(self, *arguments)
+        change(self, *arguments)
+
+    return type("Planted", (base,), {name: replaced})
+
+
+def instead(base: type[Lookup] = Lookup, **members: Any) -> type[Lookup]:
+    """Return a proposer with other members than the base's."""
+    return type("Planted", (base,), members)
+
+
+class KeepsTheTable(Incremental):
+    lengths: Tensor | None = None
+
     def ingest(self, batch: EngineBatch) -> None:
-        pass
-
-    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
+        if self.lengths is not None and int(self.lengths.max()) > self.context.max_length:
+            self.history.clear()
         super().ingest(batch)
-        super().propose(batch, limits, draft)
+        self.lengths = batch.lengths
 
 
-class NeedsARow(Lookup):
+class ReadsWholeTables(Incremental):
     def ingest(self, batch: EngineBatch) -> None:
-        int(batch.lengths.max())
         super().ingest(batch)
-
-
-class CleansTheTable(Lookup):
-    def ingest(self, batch: EngineBatch) -> None:
-        batch.tokens.clamp_(max=self.context.vocab_size - 1)
-        super().ingest(batch)
-
-
-class LowersLimits(Lookup):
-    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
-        super().propose(batch, limits.clamp_(max=2), draft)
-
-
-class MovesTheBase(Lookup):
-    def write(self, draft: Draft, row: int, ids: list[int]) -> None:
-        super().write(draft, row, ids)
-        draft.base_len[row] += len(ids)
-
-
-class KeyedByRow(Lookup):
-    def key(self, batch: EngineBatch, row: int) -> Hashable:
-        return row
+        for row in range(batch.batch_size if batch.first is None else 0):
+            self.history[self.key(batch, row)] = self.text(batch, row)
 
 
 class ReadsBeyondTheLength(Lookup):
@@ -268,16 +202,6 @@ class ReadsBeyondTheLength(Lookup):
             self.write(draft, row, text[length : length + limit])
 
 
-class TakesSlotsForTableRows(Lookup):
-    def text(self, batch: EngineBatch, row: int) -> list[int]:
-        return batch.tokens[int(batch.slots[row]), : int(batch.lengths[row])].tolist()
-
-
-class BlindToBarriers(Lookup):
-    def begin(self, batch: EngineBatch, row: int) -> int:
-        return 0
-
-
 class ExpectsOneTokenAStep(Lookup):
     def ingest(self, batch: EngineBatch) -> None:
         for row in range(batch.batch_size):
@@ -285,47 +209,13 @@ class ExpectsOneTokenAStep(Lookup):
             self.history[key] = [*self.history[key], text[-1]] if key in self.history else text
 
 
-class KeyedBySlot(Lookup):
-    def key(self, batch: EngineBatch, row: int) -> Hashable:
-        return int(batch.slots[row])
+class IngestsWhenItDrafts(Lookup):
+    def ingest(self, batch: EngineBatch) -> None:
+        pass
 
-
-class KeyedByRequest(Lookup):
-    def key(self, batch: EngineBatch, row: int) -> Hashable:
-        assert batch.request_ids is not None
-        return batch.request_ids[row]
-
-
-class DependsOnRank(Lookup):
-    def look_up(self, text: list[int], limit: int) -> list[int]:
-        return super().look_up(text, limit)[self.context.rank :]
-
-
-class DependsOnTheInstance(Lookup):
-    instances = 0
-
-    def __init__(self, context: PluginContext) -> None:
-        super().__init__(context)
-        DependsOnTheInstance.instances += 1
-        self.confidence = 1 / self.instances
-
-    def write(self, draft: Draft, row: int, ids: list[int]) -> None:
-        draft.set_row(row, ids, self.confidence)
-
-
-class FailsToLearn(Lookup):
-    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        verdict.accepted.tolist()[draft.batch_size]
-
-
-class EditsTheVerdict(Lookup):
-    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        verdict.accepted.add_(1)
-
-
-class ClosesOnce(Lookup):
-    def close(self) -> None:
-        del self.history
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
+        super().ingest(batch)
+        super().propose(batch, limits, draft)
 
 
 class BoundToItsThread(Lookup):
@@ -339,83 +229,154 @@ class BoundToItsThread(Lookup):
         super().ingest(batch)
 
 
-class ReadsTheTextAgain(Lookup):
-    pass
+count = itertools.count(1)
+first_token = functools.partial(torch.nn.functional.one_hot, torch.tensor(0))
+
+FORM = "test_drafts_are_well_formed"
+READS = "test_changes_nothing_that_it_reads"
+MEMORY = "test_does_not_read_undefined_memory"
+SLOT = "test_forgets_a_slot_with_its_generation"
+RANKS = "test_drafts_alike_on_all_ranks"
+PIPELINE = "test_works_through_the_pipeline"
+
+outside = instead(look_up=lambda self, text, limit: [self.context.vocab_size][:limit])
+by_request = instead(key=lambda self, batch, row: batch.request_ids[row])
+
+PLANTED: dict[str, tuple[type[Proposer], ProposerCaps, str, Any, str]] = {
+    "nothing": (instead(look_up=lambda *_: []), LEARNS, "test_drafts_for_the_texts", None, "drafted nothing"),
+    "another size": (
+        after("propose", lambda _, batch, limits, draft: draft.confidence.resize_(draft.batch_size, 9)),
+        *(LEARNS, FORM, torch.int64, "Draft.confidence is malformed"),
+    ),
+    "long indices alone": (
+        after("ingest", lambda _, batch: batch.tokens.take(batch.rows)),
+        *(LEARNS, FORM, torch.int32, "Expected a long tensor"),
+    ),
+    "ids outside the vocabulary": (outside, LEARNS, FORM, torch.int64, r"drafted ids \[64"),
+    "ids in the padding": (
+        after("write", lambda _, draft, row, ids: draft.token_ids[row, len(ids) :].fill_(0)),
+        *(LEARNS, FORM, torch.int64, "ids beyond the lengths"),
+    ),
+    "no probability": (
+        instead(write=lambda _, draft, row, ids: draft.set_row(row, ids, float("nan"))),
+        *(LEARNS, FORM, torch.int64, "confidences .*nan"),
+    ),
+    "an unknown source": (
+        instead(sources=("one", "two"), write=lambda _, draft, row, ids: draft.set_row(row, ids, 0.5, source=2)),
+        *(LEARNS, FORM, torch.int64, r"sources \[2,.*one of \[0, 1\]"),
+    ),
+    "a source of nothing": (
+        after("write", lambda _, draft, row, ids: draft.source[row, len(ids) :].fill_(0)),
+        *(LEARNS, FORM, torch.int64, r"sources beyond the lengths \[0"),
+    ),
+    "parents of themselves": (
+        instead(write=lambda _, draft, row, ids: draft.set_row(row, ids, 0.5, parents=list(range(len(ids))))),
+        *(TREES, FORM, torch.int64, r"parents \[0, 1"),
+    ),
+    "no distribution": (Lookup, PROBS, FORM, torch.int64, "do not sum to 1"),
+    "tokens of another vocabulary": (DrawnFromOthers, PROBS, FORM, torch.int64, "not in its draft vocabulary"),
+    "another token's distribution": (
+        after(
+            "write",
+            lambda self, draft, row, ids: draft.draft_probs[row].copy_(first_token(self.context.vocab_size)),
+            Drawn,
+        ),
+        *(PROBS, FORM, torch.int64, "probability 0"),
+    ),
+    "no limits": (
+        instead(look_up=lambda self, text, limit: Lookup.look_up(self, text, self.context.caps.max_draft_length)),
+        *(LEARNS, "test_respects_limits", None, "expected at most"),
+    ),
+    "ingests when it drafts": (
+        IngestsWhenItDrafts,
+        *(LEARNS, "test_ingests_without_drafting", None, "after steps that only ingested"),
+    ),
+    "needs a row": (
+        after("ingest", lambda _, batch: int(batch.lengths.max())),
+        *(LEARNS, "test_takes_an_empty_batch", None, "max"),
+    ),
+    "cleans the table": (
+        after("ingest", lambda self, batch: batch.tokens.clamp_(max=self.context.vocab_size - 1)),
+        *(LEARNS, READS, None, "step has changed batch.tokens"),
+    ),
+    "lowers limits": (
+        instead(propose=lambda self, batch, limits, draft: Lookup.propose(self, batch, limits.clamp_(max=2), draft)),
+        *(LEARNS, READS, None, "step has changed limits"),
+    ),
+    "moves the base": (
+        after("write", lambda _, draft, row, ids: draft.base_len[row].add_(len(ids))),
+        *(LEARNS, READS, None, "step has changed draft.base_len"),
+    ),
+    "keyed by row": (
+        instead(key=lambda self, batch, row: row),
+        *(LEARNS, "test_does_not_depend_on_the_order_of_rows", None, "in another order"),
+    ),
+    "reads beyond the length": (ReadsBeyondTheLength, LEARNS, MEMORY, None, "undefined memory"),
+    "takes slots for rows of the table": (
+        instead(text=lambda _, batch, row: batch.tokens[int(batch.slots[row]), : int(batch.lengths[row])].tolist()),
+        *(LEARNS, MEMORY, None, "undefined memory"),
+    ),
+    "blind to barriers": (
+        instead(begin=lambda *_: 0),
+        *(LEARNS, "test_does_not_read_inside_barriers", None, "inside a barrier"),
+    ),
+    "expects one token a step": (
+        ExpectsOneTokenAStep,
+        *(LEARNS, "test_takes_prompts_in_chunks", None, "in chunks"),
+    ),
+    "keyed by slot": (
+        instead(key=lambda self, batch, row: int(batch.slots[row])),
+        *(LEARNS, SLOT, Lifecycle.STARTED, "used before"),
+    ),
+    "keyed by request, resumed": (by_request, LEARNS, SLOT, Lifecycle.RESUMED, "when resumed"),
+    "keyed by request, updated": (by_request, LEARNS, SLOT, Lifecycle.UPDATED, "when updated"),
+    "depends on the rank": (
+        instead(look_up=lambda self, text, limit: Lookup.look_up(self, text, limit)[self.context.rank :]),
+        *(LEARNS, RANKS, 1, "of rank 1"),
+    ),
+    "draws lots": (
+        instead(write=lambda _, draft, row, ids: draft.set_row(row, ids, 1 / next(count))),
+        *(LEARNS, RANKS, 0, "another instance"),
+    ),
+    "fails to learn": (
+        instead(observe=lambda _, batch, draft, verdict: verdict.accepted.tolist()[draft.batch_size]),
+        *(LEARNS, "test_observes", None, "index out of range"),
+    ),
+    "edits the verdict": (
+        instead(observe=lambda _, batch, draft, verdict: verdict.accepted.add_(1)),
+        *(LEARNS, "test_observes", None, "observe has changed verdict.accepted"),
+    ),
+    "closes once": (
+        instead(close=lambda self: delattr(self, "history")),
+        *(LEARNS, "test_closes_twice", None, "history"),
+    ),
+    "bound to its thread": (BoundToItsThread, LEARNS, PIPELINE, False, "faults in the pipeline: .*raised"),
+    "foreign ids, inline": (outside, QUICK, PIPELINE, True, "faults in the pipeline: .*malformed"),
+    "keeps the table": (KeepsTheTable, QUICK, "test_keeps_no_view_of_a_batch", None, "with tensors overwritten"),
+    "reads the text again": (
+        Lookup,
+        *(QUICK, "test_needs_only_the_newest_tokens", None, "with the newest tokens only"),
+    ),
+    "reads whole tables": (
+        ReadsWholeTables,
+        *(QUICK, "test_needs_only_the_newest_tokens", None, "with other ids in text that it has seen"),
+    ),
+    "appends what is new": (
+        instead(Incremental, take_in=lambda _, known, before, text: known.extend(text)),
+        *(QUICK, "test_starts_over_with_a_whole_text", None, "with whole texts handed over again"),
+    ),
+}
 
 
-class AppendsWhatIsNew(Incremental):
-    def take_in(self, known: list[int], before: int, text: list[int]) -> None:
-        known += text
-
-
-class KeepsTheTable(Incremental):
-    lengths: Tensor | None = None
-
-    def ingest(self, batch: EngineBatch) -> None:
-        if self.lengths is not None and int(self.lengths.max()) > self.context.max_length:
-            self.history.clear()
-        super().ingest(batch)
-        self.lengths = batch.lengths
-
-
-class TestOwnsUpToOthers(contract_of(OwnsUpToOthers, PROBS)):  # type: ignore[misc]
-    pass
-
-
-PLANTED = [
-    (Silent, LEARNS, "test_drafts_for_the_texts", (), "drafted nothing"),
-    (Resizes, LEARNS, "test_keeps_the_shape_of_the_draft", (torch.int64,), "Draft.confidence is malformed"),
-    (NeedsLongIndices, LEARNS, "test_keeps_the_shape_of_the_draft", (torch.int32,), "Expected a long tensor"),
-    (OutsideTheVocabulary, LEARNS, "test_drafts_ids_of_the_vocabulary", (), r"drafted ids \[64"),
-    (LeavesPadding, LEARNS, "test_drafts_ids_of_the_vocabulary", (), "beyond the lengths"),
-    (IgnoresLimits, LEARNS, "test_respects_limits", (), "expected at most"),
-    (NotAProbability, LEARNS, "test_confidence_is_a_probability", (), "confidences .*nan"),
-    (UnknownSource, LEARNS, "test_names_its_sources", (), r"source \(2,.*one of \[0, 1\]"),
-    (SourceOfNothing, LEARNS, "test_names_its_sources", (), r"sources \[0.* stand beyond the lengths"),
-    (ParentOfItself, TREES, "test_parents_come_before_children", (), r"parents \(0, 1"),
-    (ForgetsItsDistribution, PROBS, "test_fills_in_its_distribution", (), "do not sum to 1"),
-    (DrawnFromOthers, PROBS, "test_fills_in_its_distribution", (), "not in its draft vocabulary"),
-    (AnotherTokensDistribution, PROBS, "test_fills_in_its_distribution", (), "probability 0"),
-    (IngestsWhenItDrafts, LEARNS, "test_ingests_without_drafting", (), "after steps that only ingested"),
-    (NeedsARow, LEARNS, "test_takes_an_empty_batch", (), "max"),
-    (CleansTheTable, LEARNS, "test_changes_nothing_that_it_reads", (), "ingest has changed batch.tokens"),
-    (LowersLimits, LEARNS, "test_changes_nothing_that_it_reads", (), "propose has changed limits"),
-    (MovesTheBase, LEARNS, "test_changes_nothing_that_it_reads", (), "propose has changed draft.base_len"),
-    (KeyedByRow, LEARNS, "test_does_not_depend_on_the_order_of_rows", (), "in another order"),
-    (ReadsBeyondTheLength, LEARNS, "test_does_not_read_undefined_memory", (), "undefined memory"),
-    (TakesSlotsForTableRows, LEARNS, "test_does_not_read_undefined_memory", (), "undefined memory"),
-    (BlindToBarriers, LEARNS, "test_does_not_read_inside_barriers", (), "inside a barrier"),
-    (ExpectsOneTokenAStep, LEARNS, "test_takes_prompts_in_chunks", (), "in chunks"),
-    (KeyedBySlot, LEARNS, "test_forgets_a_slot_with_its_generation", (), "used before"),
-    (KeyedByRequest, LEARNS, "test_believes_the_table_after_preemption", (Lifecycle.RESUMED,), "after preemption"),
-    (KeyedByRequest, LEARNS, "test_believes_the_table_after_preemption", (Lifecycle.UPDATED,), "after preemption"),
-    (DependsOnRank, LEARNS, "test_drafts_alike_on_all_ranks", (1,), "of rank 1"),
-    (DependsOnTheInstance, LEARNS, "test_drafts_alike_on_all_ranks", (0,), "another instance"),
-    (FailsToLearn, LEARNS, "test_observes", (), "index out of range"),
-    (EditsTheVerdict, LEARNS, "test_observes", (), "observe has changed verdict.accepted"),
-    (ClosesOnce, LEARNS, "test_closes_twice", (), "history"),
-    (BoundToItsThread, LEARNS, "test_works_through_the_pipeline", (), "faults in the pipeline: .*raised"),
-    (OutsideTheVocabulary, QUICK, "test_works_inline", (), "faults in the pipeline: .*malformed"),
-    (KeepsTheTable, QUICK, "test_keeps_no_view_of_a_batch", (), "with tensors overwritten"),
-    (ReadsTheTextAgain, QUICK, "test_needs_only_the_newest_tokens", (), "with the newest tokens only"),
-    (AppendsWhatIsNew, QUICK, "test_starts_over_with_a_whole_text", (), "with whole texts handed over again"),
-]
-
-
-@pytest.mark.parametrize(
-    ("proposer", "caps", "clause", "arguments", "message"),
-    PLANTED,
-    ids=[f"{proposer.__name__}-{clause}" for proposer, _, clause, _, _ in PLANTED],
-)
-def test_planted_proposer_is_caught(
-    proposer: type[Proposer], caps: ProposerCaps, clause: str, arguments: tuple[Any, ...], message: str
-) -> None:
+@pytest.mark.parametrize("mistake", PLANTED)
+def test_a_planted_mistake_is_found(mistake: str) -> None:
+    proposer, caps, clause, argument, message = PLANTED[mistake]
     with pytest.raises(Exception, match=message):
-        getattr(contract_of(proposer, caps)(), clause)(*arguments)
+        getattr(contract_of(proposer, caps)(), clause)(*([] if argument is None else [argument]))
 
 
 def test_every_clause_has_a_planted_proposer_and_a_docstring() -> None:
-    assert {clause for _, _, clause, _, _ in PLANTED} == clauses(ProposerContract)
+    assert {clause for _, _, clause, _, _ in PLANTED.values()} == clauses(ProposerContract)
 
 
 def test_dummy_steps_that_reach_the_proposer_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,7 +387,7 @@ def test_dummy_steps_that_reach_the_proposer_are_caught(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("specplug.testing.contract.StagedProposer", Leaks)
     with pytest.raises(AssertionError, match="the pipeline"):
-        contract_of(Lookup)().test_works_through_the_pipeline()
+        contract_of(Lookup)().test_works_through_the_pipeline(inline=False)
 
 
 def test_settle_emits_what_was_accepted_and_one_more() -> None:
@@ -462,4 +423,4 @@ def test_the_documented_composed_proposer_satisfies_the_contract() -> None:
 
     TestSpliced.registry = registry
     TestSpliced().test_drafts_for_the_texts()
-    TestSpliced().test_names_its_sources()
+    TestSpliced().test_drafts_are_well_formed(torch.int64)

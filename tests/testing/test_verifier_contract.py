@@ -11,7 +11,7 @@ from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import VerifierSpec
 from specplug.testing import VerifierContract
 from specplug.types.caps import Distribution, VerifierCaps
-from specplug.types.verification import TargetLogits, Uniforms, Verification
+from specplug.types.verification import TargetLogits, Uniforms
 from specplug.verify.reference import ReferenceVerifier
 from tests.mutants import LOSSY_MUTANTS, AcceptsAlways, DroppedMask, LenientThreshold
 from tests.testing.clauses import clauses
@@ -38,48 +38,39 @@ class TestLossy(VerifierContract):
     spec = VerifierSpec(name="lenient", factory=LenientThreshold, summary="", caps=LOSSY)
 
 
-class Altered(ReferenceVerifier):
-    """Returns something else than the reference."""
+def altered(change) -> type[ReferenceVerifier]:
+    """Return a verifier that returns something else than the reference: a change of its result, given the draft."""
 
     def verify(self, draft, target, sampling, uniforms):
-        return self.altered(super().verify(draft, target, sampling, uniforms), draft)
+        return change(ReferenceVerifier.verify(self, draft, target, sampling, uniforms), draft)
+
+    return type("Planted", (ReferenceVerifier,), {"verify": verify})
 
 
-class LongIds(Altered):
-    def altered(self, found, draft):
-        return Verification(found.token_ids.long(), found.num_accepted)
+def given(change) -> type[ReferenceVerifier]:
+    """Return a verifier that gets other arguments than it should: those that `change` returns."""
+    verify = ReferenceVerifier.verify
+    return type("Planted", (ReferenceVerifier,), {"verify": lambda self, *arguments: verify(self, *change(*arguments))})
 
 
-class Narrow(Altered):
-    def altered(self, found, draft):
-        return Verification(found.token_ids[:, : draft.draft_length], found.num_accepted)
+def warm(draft, target, sampling, uniforms):
+    return draft, target, replace(sampling, temperature=sampling.temperature.clamp(min=0.5), all_greedy=False), uniforms
 
 
-class CountsTheBonus(Altered):
-    def altered(self, found, draft):
-        return Verification(found.token_ids, found.num_accepted + 1)
+def padded(draft, target, sampling, uniforms):
+    """Take logits for padded, whatever their starts say."""
+    starts = torch.arange(draft.batch_size, device=draft.device) * (draft.draft_length + 1)
+    return draft, TargetLogits(target.logits, starts), sampling, uniforms
 
 
-class LeavesPadding(Altered):
-    def altered(self, found, draft):
-        return Verification(found.token_ids.clamp(min=0), found.num_accepted)
+def read_back(draft, target, sampling, uniforms):
+    cut = draft.view(draft.batch_size, int(draft.lengths.max()))
+    return cut, target, sampling, Uniforms(uniforms.accept[:, : cut.draft_length], uniforms.draw)
 
 
-class NeedsARow(Altered):
-    def altered(self, found, draft):
-        found.num_accepted.max()
-        return found
-
-
-class RepeatsTheFirstRow(Altered):
-    def altered(self, found, draft):
-        return Verification(found.token_ids[:1].expand_as(found.token_ids), found.num_accepted)
-
-
-class WarmGreedy(ReferenceVerifier):
-    def verify(self, draft, target, sampling, uniforms):
-        warm = replace(sampling, temperature=sampling.temperature.clamp(min=0.5), all_greedy=False)
-        return super().verify(draft, target, warm, uniforms)
+NEXT_ROWS = given(lambda *of: (*of[:3], Uniforms(of[3].accept.roll(1, 0), of[3].draw.roll(1, 0))))
+ONE_HOT_ALONE = given(lambda draft, *others: (draft.as_one_hot(), *others))
+"""Uses the numbers of the next row; declares distributions, and judges drafts as one-hot."""
 
 
 class LastNumber(ReferenceVerifier):
@@ -89,65 +80,54 @@ class LastNumber(ReferenceVerifier):
         return uniforms.draw[:, -1]
 
 
-class NumbersOfTheNextRow(ReferenceVerifier):
-    def verify(self, draft, target, sampling, uniforms):
-        turned = Uniforms(uniforms.accept.roll(1, 0), uniforms.draw.roll(1, 0))
-        return super().verify(draft, target, sampling, turned)
+ENGINES, PREFIX, SAME = (
+    "test_returns_what_engines_expect",
+    "test_accepts_a_prefix_of_the_draft",
+    "test_decides_the_same_for",
+)
+DISTRIBUTION = "test_emits_the_targets_distribution"
+PLANTED = {
+    "long ids": (altered(lambda it, _: replace(it, token_ids=it.token_ids.long())), ENGINES, "token_ids is .*int64"),
+    "narrow": (
+        altered(lambda it, draft: replace(it, token_ids=it.token_ids[:, : draft.draft_length])),
+        *(ENGINES, "token_ids is"),
+    ),
+    "counts the bonus": (altered(lambda it, _: replace(it, num_accepted=it.num_accepted + 1)), PREFIX, "accepted"),
+    "leaves padding": (
+        altered(lambda it, _: replace(it, token_ids=it.token_ids.clamp(min=0))),
+        *(PREFIX, "after what is emitted; expected -1"),
+    ),
+    "repeats the first row": (
+        altered(lambda it, _: replace(it, token_ids=it.token_ids[:1].expand_as(it.token_ids))),
+        *(PREFIX, "expected a"),
+    ),
+    "needs a row": (altered(lambda it, _: it.num_accepted.max() or it), "test_takes_empty_drafts", "max"),
+    "warm when greedy": (given(warm), "test_greedy_rows_emit_the_largest_logits", "when greedy"),
+    "the last number": (LastNumber, SAME, "other numbers after the emitted tokens"),
+    "numbers of the next row, alone": (NEXT_ROWS, SAME, "a row by itself"),
+    "numbers of the next row, in order": (NEXT_ROWS, SAME, "the rows in another order"),
+    "no mask": (DroppedMask, SAME, "other values in undefined memory"),
+    "assumes padding": (given(padded), SAME, "flat logits"),
+    "cleans the draft": (
+        altered(lambda it, draft: draft.token_ids.clamp_(min=0) is not None and it),
+        *("test_changes_nothing_that_it_reads", "has changed draft.token_ids"),
+    ),
+    "reads back": (given(read_back), "test_reads_nothing_back", "meta"),
+    "no distributions": (
+        ONE_HOT_ALONE,
+        *("test_keeps_what_the_target_would_have_drawn", "Judge drafts by their draft_"),
+    ),
+    "accepts always": (AcceptsAlways, DISTRIBUTION, "off by .* with one-hot drafts, plain"),
+    **{name: (mutant, DISTRIBUTION, "are off by") for name, mutant in LOSSY_MUTANTS.items()},
+}
 
 
-class AssumesPadding(ReferenceVerifier):
-    """Takes logits for padded, whatever their starts say."""
-
-    def verify(self, draft, target, sampling, uniforms):
-        starts = torch.arange(draft.batch_size, device=draft.device) * (draft.draft_length + 1)
-        return super().verify(draft, TargetLogits(target.logits, starts), sampling, uniforms)
-
-
-class CleansTheDraft(ReferenceVerifier):
-    def verify(self, draft, target, sampling, uniforms):
-        draft.token_ids.clamp_(min=0)
-        return super().verify(draft, target, sampling, uniforms)
-
-
-class ReadsBack(ReferenceVerifier):
-    def verify(self, draft, target, sampling, uniforms):
-        cut = draft.view(draft.batch_size, int(draft.lengths.max()))
-        found = super().verify(cut, target, sampling, Uniforms(uniforms.accept[:, : cut.draft_length], uniforms.draw))
-        return found
-
-
-class IgnoresDistributions(ReferenceVerifier):
-    """Declares distributions, and judges drafts as one-hot."""
-
-    def verify(self, draft, target, sampling, uniforms):
-        return super().verify(draft.as_one_hot(), target, sampling, uniforms)
-
-
-PLANTED = [
-    (LongIds, "test_returns_what_engines_expect", "token_ids is .*int64"),
-    (Narrow, "test_returns_what_engines_expect", "token_ids is"),
-    (CountsTheBonus, "test_accepts_a_prefix_of_the_draft", "accepted"),
-    (LeavesPadding, "test_accepts_a_prefix_of_the_draft", "after what is emitted; expected -1"),
-    (RepeatsTheFirstRow, "test_accepts_a_prefix_of_the_draft", "expected a"),
-    (NeedsARow, "test_takes_empty_drafts", "max"),
-    (WarmGreedy, "test_greedy_rows_emit_the_largest_logits", "when greedy"),
-    (LastNumber, "test_uses_each_number_once", "other numbers after"),
-    (NumbersOfTheNextRow, "test_does_not_depend_on_other_rows", "for a row by itself"),
-    (NumbersOfTheNextRow, "test_does_not_depend_on_the_order_of_rows", "in another order"),
-    (DroppedMask, "test_does_not_read_undefined_memory", "in undefined memory"),
-    (AssumesPadding, "test_finds_logits_by_their_starts", "flat"),
-    (CleansTheDraft, "test_changes_nothing_that_it_reads", "has changed draft.token_ids"),
-    (ReadsBack, "test_reads_nothing_back", "meta"),
-    (IgnoresDistributions, "test_keeps_what_the_target_would_have_drawn", "Judge drafts by their draft_"),
-    (AcceptsAlways, "test_emits_the_targets_distribution", "off by .* with one-hot drafts, plain"),
-    *((mutant, "test_emits_the_targets_distribution", "are off by") for mutant in LOSSY_MUTANTS.values()),
-]
-
-
-@pytest.mark.parametrize(("verifier", "clause", "message"), PLANTED, ids=[f"{v.__name__}-{c}" for v, c, _ in PLANTED])
-def test_a_planted_verifier_is_caught(verifier, clause, message):
+@pytest.mark.parametrize("mistake", PLANTED)
+def test_a_planted_mistake_is_found(mistake):
+    verifier, clause, message = PLANTED[mistake]
+    arguments = (message,) if clause == SAME else ()
     with pytest.raises(Exception, match=message):
-        getattr(contract_of(verifier)(), clause)()
+        getattr(contract_of(verifier)(), clause)(*arguments)
 
 
 def contract_of(verifier: type[ReferenceVerifier], caps: VerifierCaps = FULL) -> type[VerifierContract]:
@@ -156,9 +136,9 @@ def contract_of(verifier: type[ReferenceVerifier], caps: VerifierCaps = FULL) ->
 
 
 def test_every_clause_has_a_planted_verifier_and_a_docstring():
-    assert {clause for _, clause, _ in PLANTED} == clauses(VerifierContract)
+    assert {clause for _, clause, _ in PLANTED.values()} == clauses(VerifierContract)
 
 
 def test_a_verifier_is_held_to_what_it_declares_alone():
     """The same verifier is right where it declares nothing: its drafts are one-hot then."""
-    contract_of(IgnoresDistributions, ONE_HOT)().test_keeps_what_the_target_would_have_drawn()
+    contract_of(ONE_HOT_ALONE, ONE_HOT)().test_keeps_what_the_target_would_have_drawn()

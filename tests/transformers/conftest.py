@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from specplug.plugins.registry import Registry
 from specplug.testing import g_test, judge_greedy
 from specplug_transformers import Engine, GenerateRequest, RequestOutput, SamplingParams
 from tests.transformers import toys
@@ -42,6 +43,7 @@ def make_engine(llama: Any) -> Iterator[Callable[..., Engine]]:
         max_num_seqs: int = 8,
         prefill_chunk: int = 512,
         max_length: int | None = None,
+        registry: Registry | None = None,
         **settings: Any,
     ) -> Engine:
         settings = {"num_speculative_tokens": 4, "proposer": "garbage", "policy": "fixed", **settings}
@@ -53,7 +55,7 @@ def make_engine(llama: Any) -> Iterator[Callable[..., Engine]]:
             max_num_seqs=max_num_seqs,
             max_length=max_length,
             prefill_chunk=prefill_chunk,
-            registry=toys.make_registry(),
+            registry=registry or toys.make_registry(),
         )
         engines.append(engine)
         return engine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from specplug_transformers import Engine
 from tests.engines import plain
 from tests.engines.crosstok import of_few_positions
 from tests.proposers.crosstok_tools import write_partial
-from tests.transformers.conftest import assert_greedy_equal, requests_of
+from tests.transformers.conftest import assert_plain, requests_of
 
 TEXTS = (
     "def add(first, second):\n    return",
@@ -52,43 +52,24 @@ def prompts() -> list[list[int]]:
 
 def settings(draft: str, **options: Any) -> dict[str, Any]:
     """Return settings that draft with a model, for as long as it takes."""
-    return {
-        "proposer": "crosstok",
-        "policy": "fixed",
-        "num_speculative_tokens": 4,
-        "faults": {"host_deadline_ms": None},
-        "options": {"crosstok": {"model": draft, "max_ms": None, **options}},
-    }
+    return {"proposer": "crosstok", "options": {"crosstok": {"model": draft, "max_ms": None, **options}}}
 
 
 @pytest.fixture
-def engine() -> Iterator[Make]:
-    """Build engines that serve the tiny model, and close them."""
-    built: list[Engine] = []
+def engine(make_engine: Make) -> Make:
+    """Build engines that serve the tiny model."""
 
     def make(draft: str = "tiny", *, max_num_seqs: int = 8, target_tokenizer: Any = None, **options: Any) -> Engine:
-        chosen, own = settings(str(model_path(draft)), **options), target_tokenizer or tokenizer()
-        built.append(Engine(tiny(), own, settings=chosen, max_num_seqs=max_num_seqs, prefill_chunk=64))
-        return built[-1]
+        own = {"max_num_seqs": max_num_seqs, "prefill_chunk": 64, **settings(str(model_path(draft)), **options)}
+        return make_engine(tiny(), target_tokenizer or tokenizer(), **own)
 
-    yield make
-    for each in built:
-        each.close()
-
-
-@functools.cache
-def expected() -> list[list[int]]:
-    """Return what the model answers without drafts."""
-    plain = Engine(tiny(), tokenizer(), settings={"policy": "none"})
-    outputs = plain.generate(requests_of(prompts(), max_tokens=TOKENS, ignore_eos=True))
-    plain.close()
-    return [list(output.token_ids) for output in outputs]
+    return make
 
 
 def assert_same(found: Engine) -> SpecMetrics:
     """Serve the prompts in one batch, compare, and return the counters."""
     outputs = found.generate(requests_of(prompts(), max_tokens=TOKENS, ignore_eos=True))
-    assert_greedy_equal(tiny(), prompts(), expected(), [list(output.token_ids) for output in outputs])
+    assert_plain(tiny(), prompts(), outputs, TOKENS)
     counts = found.metrics.snapshot()
     assert not counts.faults
     return counts
@@ -137,19 +118,3 @@ def test_texts_beyond_the_drafts_last_position(length: int, engine: Make, tmp_pa
         texts.append(output.token_ids)
     assert texts[0] == texts[1]
     assert rates[1] > 0.7 * rates[0] > 0
-
-
-@pytest.mark.parametrize("draft", ["tiny-draft", "tiny-draft-other"])
-def test_a_preempted_request_goes_on_in_another_slot(draft: str, engine: Make) -> None:
-    found = engine(draft)
-    names = [found.add(request) for request in requests_of(prompts(), max_tokens=TOKENS, ignore_eos=True)]
-    done: dict[str, list[int]] = {}
-    for number in range(10**3):
-        if not found.has_work:
-            break
-        if number in (2, 4):
-            found.preempt(names[number % 3])
-            found.preempt(names[0])
-        done |= {output.request_id: list(output.token_ids) for output in found.step() if output.finished}
-    assert_greedy_equal(tiny(), prompts(), expected(), [done[name] for name in names])
-    assert not found.metrics.snapshot().faults

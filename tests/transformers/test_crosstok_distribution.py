@@ -145,6 +145,7 @@ def sample(
     """
     chosen = settings(draft, max_context=64, max_requests=samples, **options)
     chosen |= {"num_speculative_tokens": TOKENS - 1, "proposer": proposer_name, "policy": "fixed"}
+    chosen["faults"] = {"host_deadline_ms": None}
     engine = Engine(target(), tokenizer(), settings=chosen, max_num_seqs=rows, registry=registry)
     if primed:
         kinds, all_of_them = torch.full((1, 4000), TEXTS.start), torch.tensor([4000])

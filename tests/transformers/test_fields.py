@@ -164,7 +164,7 @@ GUARDS: dict[str, tuple[Any, str, Any, Situation, tuple[str, ...]]] = {
     ),
     "padding is cut off": (
         custom_generate,
-        "unpadded",
+        "remove_padding",
         lambda ids, _: list(ids),
         BATCH,
         ("attention_mask", "suppress_tokens"),

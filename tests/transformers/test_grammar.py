@@ -12,7 +12,7 @@ from specplug.trace import read_trace
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 from tests.transformers import toys
 from tests.transformers.conftest import greedy, requests_of
-from tests.transformers.toys import EOS, Oracle, prompts
+from tests.transformers.toys import EOS, Oracle, Recorder, prompts
 
 PROMPTS = prompts(4, seed=3)
 MAX_TOKENS = 24
@@ -128,14 +128,30 @@ def test_a_grammar_that_ends_is_not_requested_further(make_engine):
     assert not engine.metrics.snapshot().faults
 
 
-def test_a_grammar_that_raises_names_its_request(make_engine):
-    def broken(_batch: int, ids: torch.Tensor) -> list[int]:
-        raise KeyError("planted")
+@pytest.mark.parametrize("raises", ["grammar", "processor"])
+def test_what_raises_names_its_request_and_the_others_go_on(raises, make_engine, llama):
+    def broken(*_: object) -> list[int]:
+        raise ZeroDivisionError("planted")
 
+    params = SamplingParams(max_tokens=9, allowed_tokens=broken if raises == "grammar" else None)
     engine = make_engine(proposer="garbage")
-    with pytest.raises(KeyError, match="planted") as caught:
-        engine.generate(requests_of([PROMPTS[0]], max_tokens=4, allowed_tokens=broken))
-    assert any("request" in note for note in caught.value.__notes__)
+    engine.add(GenerateRequest(prompt=[5, 6], request_id="good", params=SamplingParams(max_tokens=9)))
+    processors = broken if raises == "processor" else None
+    engine.add(GenerateRequest(prompt=[5, 6], request_id="bad", params=params, processors=processors))
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(engine.run())
+    assert "'bad'" in caught.value.__notes__[0]
+    engine.abort("bad")
+    *_, last = engine.run()
+    assert (last.request_id, list(last.token_ids)) == ("good", greedy(llama, [5, 6], 9))
+
+
+def test_plug_ins_know_which_rows_have_a_grammar(make_engine):
+    engine = make_engine(proposer="recorder")
+    engine.generate(
+        requests_of([[5], [6]], max_tokens=2) + requests_of([[7]], max_tokens=2, allowed_tokens=lambda _row, _ids: [9])
+    )
+    assert Recorder.newest.grammars[0] == [False, False, True]
 
 
 FREE = [10, 11, 12, 13]

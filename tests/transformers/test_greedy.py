@@ -9,36 +9,25 @@ import pytest
 import torch
 
 from tests.transformers.conftest import assert_greedy_equal, assert_plain, cached_model, greedy, requests_of
-from tests.transformers.toys import ATTENTION, Oracle, prompts
+from tests.transformers.toys import Oracle, prompts
 
 PROMPTS = prompts(5)
 MAX_TOKENS = 32
 
 
 @functools.cache
-def answers(name: str, attention: str) -> tuple[object, list[list[int]]]:
+def answers(name: str) -> tuple[object, list[list[int]]]:
     """A model, and its own answers to `PROMPTS`."""
-    model = cached_model(name, attention)
+    model = cached_model(name)
     return model, [greedy(model, prompt, MAX_TOKENS, eos_token_id=None) for prompt in PROMPTS]
 
 
-def assert_same(engine, name, attention="sdpa"):
+def assert_same(engine, name):
     """Serve `PROMPTS`, compare, and return the outputs."""
-    model, expected = answers(name, attention)
+    model, expected = answers(name)
     outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, ignore_eos=True))
     assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
     return outputs
-
-
-@pytest.mark.filterwarnings("error::FutureWarning")  # of transformers, where an argument is about to lose its name
-@pytest.mark.parametrize(("name", "attention"), ATTENTION)
-def test_every_model_gives_its_own_answers(name, attention, make_engine):
-    """The test has more requests than rows, prompts longer than a prefill chunk, texts longer than a sliding window."""
-    options = {"ngram": {"min_n": 1}}
-    model = cached_model(name, attention)
-    engine = make_engine(model, proposer="ngram", options=options, max_num_seqs=3, prefill_chunk=7)
-    outputs = assert_same(engine, name, attention)
-    assert sum(output.accepted for output in outputs) > 0, "nothing was accepted, so nothing was tested"
 
 
 def test_in_double_precision(make_engine):
@@ -67,7 +56,7 @@ def test_at_every_draft_length(gamma, proposer, settings, make_engine):
 
 @pytest.mark.parametrize("name", ["llama", "sliding mistral"])
 def test_right_drafts_are_all_accepted(name, make_engine):
-    model, expected = answers(name, "sdpa")
+    model, expected = answers(name)
     engine = make_engine(model, proposer="oracle")
     Oracle.answers = {f"request-{index}": answer for index, answer in enumerate(expected)}
     outputs = assert_same(engine, name)

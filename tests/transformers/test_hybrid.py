@@ -16,10 +16,11 @@ from specplug.tools.demo.tasks import Kind, make_tasks
 from specplug_hybrid import proposer
 from specplug_transformers import Engine
 from tests.transformers.conftest import assert_greedy_equal, requests_of
-from tests.transformers.test_crosstok import tiny, tokenizer
+from tests.transformers.test_crosstok import settings, tiny, tokenizer
 
 TOKENS = 48
 KINDS: tuple[Kind, ...] = ("edit", "code")
+FIXED: dict[str, Any] = {"policy": "fixed", "faults": {"host_deadline_ms": None}}
 
 
 @pytest.fixture(autouse=True)
@@ -36,14 +37,8 @@ def prompts(kind: Kind) -> list[list[int]]:
 @functools.cache
 def served(kind: Kind, name: str) -> tuple[list[list[int]], SpecMetrics]:
     """Return the answers to the tasks by a proposer, or without drafts, and the counters."""
-    settings: dict[str, Any] = {
-        "proposer": name,
-        "policy": "fixed",
-        "num_speculative_tokens": 6,
-        "faults": {"host_deadline_ms": None},
-        "options": {"crosstok": {"model": str(model_path("tiny-draft-other")), "max_ms": None}},
-    }
-    engine = Engine(tiny(), tokenizer(), settings={"policy": "none"} if name == "none" else settings, max_num_seqs=4)
+    chosen = {**FIXED, **settings(str(model_path("tiny-draft-other"))), "proposer": name, "num_speculative_tokens": 6}
+    engine = Engine(tiny(), tokenizer(), settings={"policy": "none"} if name == "none" else chosen, max_num_seqs=4)
     outputs = engine.generate(requests_of(prompts(kind), max_tokens=TOKENS))
     counts = engine.metrics.snapshot()
     engine.close()
@@ -68,9 +63,8 @@ def test_a_long_answer_with_the_smallest_settings_goes_on_to_its_end(tmp_path: P
     folder = shutil.copytree(model_path("tiny-draft-other"), tmp_path / "x-eagle3-mtp")
     crosstok = {"model": str(folder), "max_ms": None, "max_context": 64, "max_requests": 1, "prefill_chunk": 16}
     options = {"crosstok": crosstok, "ngram": {"memory_tokens": 1, "max_n": 2}}
-    settings = {"proposer": "hybrid", "policy": "fixed", "faults": {"host_deadline_ms": None}, "options": options}
     outputs = []
-    for chosen in (settings, {"policy": "none"}):
+    for chosen in ({**FIXED, "proposer": "hybrid", "options": options}, {"policy": "none"}):
         engine = Engine(tiny(), tokenizer(), settings=chosen, max_num_seqs=1)
         [output] = engine.generate(requests_of(prompts("edit")[:1], max_tokens=600, ignore_eos=True))
         assert not engine.metrics.snapshot().faults

@@ -1,10 +1,12 @@
-"""Requests start, end, are preempted and resume; plug-ins receive these events, and their faults are contained."""
+"""Requests wait, start and end; plug-ins receive these events, and their faults are contained."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
 import pytest
+import torch
 
 from specplug.errors import RequestError
 from specplug.types.request import Lifecycle
@@ -16,8 +18,7 @@ from tests.transformers.conftest import assert_plain, greedy, requests_of
 from tests.transformers.toys import Recorder, prompts
 
 PROMPTS = prompts(5)
-STARTED, RESUMED, PREEMPTED = Lifecycle.STARTED, Lifecycle.RESUMED, Lifecycle.PREEMPTED
-FINISHED, ABORTED = Lifecycle.FINISHED, Lifecycle.ABORTED
+STARTED, FINISHED, ABORTED = Lifecycle.STARTED, Lifecycle.FINISHED, Lifecycle.ABORTED
 
 
 def request(name, prompt=(5, 9, 33), max_tokens=12):
@@ -50,34 +51,62 @@ def test_one_line_says_what_starts(make_engine, caplog):
     assert line.endswith(": recorder, policy fixed, up to 3 draft tokens, transformers, synchronous")
 
 
-@pytest.mark.parametrize("chunk", [512, 4])
-def test_preempted_requests_resume_by_themselves(make_engine, llama, chunk):
-    engine = make_engine(proposer="recorder", max_num_seqs=3, prefill_chunk=chunk)
+@pytest.mark.parametrize("short_of_memory", [False, True])
+def test_what_does_not_fit_waits_in_order_of_arrival(make_engine, llama, monkeypatch, short_of_memory):
+    """For a slot, or for memory: the first comes first, and nobody who was admitted stops before the end."""
+    engine = make_engine(proposer="recorder", max_num_seqs=8 if short_of_memory else 3, prefill_chunk=4)
+    reserve = engine.runner.cache.reserve
+
+    def reserve_three(rows, columns):
+        if rows > 3:
+            raise torch.OutOfMemoryError("planted")
+        reserve(rows, columns)
+
+    monkeypatch.setattr(engine.runner.cache, "reserve", reserve_three)
     names = [engine.add(request(f"r{index}", prompt)) for index, prompt in enumerate(PROMPTS)]
-    last = {}
-    for step in range(500):
-        last |= {output.request_id: output for output in engine.step()}
-        if step in (2, 9, 12):
-            engine.preempt(names[0])
-        if step in (3, 9):
-            engine.preempt(names[1])
-        engine.preempt("never")
-        if not engine.has_work:
-            break
+    last = {output.request_id: output for output in engine.run()}
     assert_plain(llama, PROMPTS, [last[name] for name in names], 12)
-    kinds = [event.kind for event in Recorder.newest.events if event.request.request_id == names[0]]
-    assert kinds[:3] == [STARTED, PREEMPTED, RESUMED]
-    assert kinds[-1] is FINISHED
+    events = [(event.kind, event.request.request_id) for event in Recorder.newest.events]
+    assert [name for kind, name in events if kind is STARTED] == names
+    assert [kind for kind, _ in events[:4]] == [STARTED, STARTED, STARTED, FINISHED]
+    assert Counter(kind for kind, _ in events) == {STARTED: 5, FINISHED: 5}
+
+
+def test_a_request_that_never_fits_is_named_and_the_others_go_on(make_engine, monkeypatch):
+    engine = make_engine()
+    reserve = engine.runner.cache.reserve
+
+    def reserve_little(rows, columns):
+        if columns > 100:
+            raise torch.OutOfMemoryError("planted")
+        reserve(rows, columns)
+
+    monkeypatch.setattr(engine.runner.cache, "reserve", reserve_little)
+    for name, length in (("large", 150), ("small", 5)):
+        engine.add(request(name, max_tokens=length))
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        engine.step()
+    assert "'large' does not fit" in caught.value.__notes__[0]
+    engine.abort("large")
+    assert len([*engine.run()][-1].token_ids) == 5
+
+
+def test_a_request_has_the_memory_of_its_whole_text_from_the_start(make_engine):
+    engine = make_engine(num_speculative_tokens=4)
+    engine.add(request("a", max_tokens=30))
+    engine.step()
+    shapes = [stored.shape for stored in engine.runner.cache._stored()]
+    assert min(shape[2] for shape in shapes) >= 3 + 30 + 4
+    list(engine.run())
+    assert [stored.shape for stored in engine.runner.cache._stored()] == shapes
 
 
 def test_events_come_in_order_with_their_place(make_engine):
     engine = make_engine(proposer="recorder", max_num_seqs=2)
     for name, length in (("a", 2), ("b", 30), ("c", 30)):
         engine.add(request(name, max_tokens=length))
-    for _ in range(3):
+    for _ in range(4):
         engine.step()
-    engine.preempt("b")
-    engine.step()
     engine.abort("c")
     list(engine.run())
     recorder = Recorder.newest
@@ -87,12 +116,10 @@ def test_events_come_in_order_with_their_place(make_engine):
         (STARTED, "b", 1, 1),
         (FINISHED, "a", 0, 1),
         (STARTED, "c", 0, 2),
-        (PREEMPTED, "b", 1, 1),
-        (RESUMED, "b", 1, 2),
         (ABORTED, "c", 0, 2),
-        (FINISHED, "b", 1, 2),
+        (FINISHED, "b", 1, 1),
     ]
-    assert [slots for slots in recorder.resets if slots] == [(0, 1), (0,), (1,)]
+    assert [slots for slots in recorder.resets if slots] == [(0, 1), (0,)]
 
 
 def test_every_token_is_ingested_once_per_generation(make_engine):

@@ -43,31 +43,28 @@ def spoiled(answer: list[int]) -> list[int]:
     return [answer[place - 1] if place % 4 == 3 else token for place, token in enumerate(answer)]
 
 
-def test_a_request_may_be_as_strict_as_lossless(engine, answer):
-    for threshold in (1, 1.0, "code"):
-        found = ask(engine, spoiled(answer), verifier="threshold", acceptance_threshold=threshold)
-        assert list(found.token_ids) == answer
-    lossy = engine.metrics.snapshot().lossy
-    assert (lossy.accepted > 0, lossy.departed) == (True, 0.0)
+STRICT = [{}, *({"verifier": "threshold", "acceptance_threshold": threshold} for threshold in (1, 1.0, "code"))]
+LENIENT = {"verifier": "threshold", "acceptance_threshold": "prose"}
 
 
-def test_a_lenient_request_keeps_more_of_its_draft_and_departs(engine, answer):
-    strict = ask(engine, spoiled(answer))
-    assert engine.metrics.snapshot().lossy.accepted == 0, "a request that does not name it is served losslessly"
-    lenient = ask(engine, spoiled(answer), verifier="threshold", acceptance_threshold="prose")
+def test_requests_in_one_batch_are_as_strict_as_they_say(engine, answer):
+    """One that names no verifier is served losslessly, and so is one of threshold 1."""
+    outputs = engine.generate([request(spoiled(answer), **fields) for fields in (*STRICT[:2], LENIENT, *STRICT[2:])])
+    lenient = outputs.pop(2)
+    assert [list(output.token_ids) for output in outputs] == [answer] * len(STRICT)
     assert list(lenient.token_ids) != answer
-    assert lenient.steps < strict.steps
+    assert lenient.steps < min(output.steps for output in outputs)
+    counted = engine.metrics.snapshot().lossy.accepted
+    assert counted == sum(output.accepted for output in (lenient, *outputs[1:])), "of those that name the verifier"
+
+
+@pytest.mark.parametrize(("fields", "departs"), [(STRICT[0], None), (STRICT[1], False), (LENIENT, True)])
+def test_departures_are_counted_of_requests_that_name_the_verifier(engine, answer, fields, departs):
+    found = ask(engine, spoiled(answer), **fields)
     counted = engine.metrics.snapshot().lossy
-    assert counted.accepted == lenient.accepted
-    assert 0 < counted.departed <= counted.accepted
-    assert counted.departed == int(counted.departed), "greedy tokens depart or do not"
-
-
-def test_requests_in_one_batch_have_their_own_thresholds(engine, answer):
-    lenient = {"verifier": "threshold", "acceptance_threshold": "prose"}
-    strict = {"verifier": "threshold", "acceptance_threshold": "code"}
-    outputs = engine.generate([request(spoiled(answer), **fields) for fields in ({}, lenient, strict)])
-    assert [list(output.token_ids) == answer for output in outputs] == [True, False, True]
+    assert counted.accepted == (0 if departs is None else found.accepted)
+    assert (counted.departed > 0) == bool(departs)
+    assert counted.departed == int(counted.departed) <= counted.accepted, "greedy tokens depart or do not"
 
 
 def test_a_lossless_server_takes_no_threshold(make_engine):

@@ -8,25 +8,18 @@ from pathlib import Path
 import pytest
 
 from specplug.plugins.registry import Owner, Registry
-from specplug_transformers import Engine
 from tests.transformers.conftest import assert_plain, requests_of
 from tests.transformers.toys import prompts
 
 PROMPTS = [prompt * 3 for prompt in prompts(4)]
 
 
-@pytest.fixture
-def engine(llama, monkeypatch):
-    registry = Registry.discover()
+def test_both_halves_learn_and_the_text_stays(make_engine, llama, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "engines" / "plugins"))
+    registry = Registry.discover()
     registry.add(importlib.import_module("specplug_testkit.plugin"), Owner("testkit", "specplug-testkit", "0"))
     settings = {"num_speculative_tokens": 6, "proposer": "ngram", "policy": "learner"}
-    engine = Engine(llama, settings=settings, max_num_seqs=3, registry=registry)
-    yield engine
-    engine.close()
-
-
-def test_both_halves_learn_and_the_text_stays(engine, llama):
+    engine = make_engine(max_num_seqs=3, registry=registry, **settings)
     outputs = engine.generate(requests_of(PROMPTS, max_tokens=30, ignore_eos=True))
     assert_plain(llama, PROMPTS, outputs, 30)
 

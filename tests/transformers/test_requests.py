@@ -20,33 +20,25 @@ def request(prompt=PROMPT, request_id="mine", **fields):
     return GenerateRequest(prompt=prompt, params=params, specplug=fields or None, request_id=request_id)
 
 
-@pytest.mark.parametrize("fields", [{"enabled": False}, {"num_speculative_tokens": 0}])
-def test_a_request_can_refuse_drafts(make_engine, llama, fields):
-    engine = make_engine()
-    mine, other = engine.generate([request(**fields), request([7], "other")])
-    assert (mine.verified, mine.steps) == (0, 24)
-    assert other.verified > 0
-    assert list(mine.token_ids) == greedy(llama, PROMPT, 24, eos_token_id=None)
-
-
-@pytest.mark.parametrize("draft_length", [2, 100])
-def test_a_request_can_lower_the_draft_length(make_engine, llama, draft_length):
+@pytest.mark.parametrize(
+    ("fields", "draft_length"),
+    [({"enabled": False}, 0)]
+    + [({"num_speculative_tokens": length}, min(length, 4)) for length in (0, 2, 100)]
+    + [({}, 4)],
+    ids=str,
+)
+def test_a_request_chooses_its_proposer_and_draft_length(make_engine, llama, fields, draft_length):
+    """The one beside it keeps the server's."""
     answer = greedy(llama, PROMPT, 24, eos_token_id=None)
-    Oracle.answers = {"mine": answer, "other": greedy(llama, [7], 24, eos_token_id=None)}
-    engine = make_engine(proposer="oracle", num_speculative_tokens=4)
-    mine, other = engine.generate([request(num_speculative_tokens=draft_length), request([7], "other")])
-    assert list(mine.token_ids) == answer
-    assert mine.steps == math.ceil(24 / (min(draft_length, 4) + 1))
-    assert other.steps == math.ceil(24 / 5)
-
-
-def test_a_request_can_name_another_proposer(make_engine, llama):
-    Oracle.answers = {name: greedy(llama, PROMPT, 24, eos_token_id=None) for name in ("mine", "other")}
-    engine = make_engine(proposer="garbage", extra_proposers=["oracle"])
-    mine, other = engine.generate([request(proposer="oracle"), request(request_id="other")])
-    assert mine.token_ids == other.token_ids
-    assert mine.steps < other.steps
-    assert engine.metrics.snapshot().by_source["oracle"].accepted > 0
+    Oracle.answers = {"mine": answer, "other": answer}
+    engine = make_engine(proposer="garbage", extra_proposers=["oracle"], num_speculative_tokens=4)
+    mine, other = engine.generate([request(proposer="oracle", **fields), request(request_id="other")])
+    assert list(mine.token_ids) == list(other.token_ids) == answer
+    assert (mine.steps, mine.verified > 0) == (math.ceil(24 / (draft_length + 1)), draft_length > 0)
+    assert other.steps > math.ceil(24 / 5)
+    counts = engine.metrics.snapshot().by_source
+    assert counts["garbage"].verified == other.verified > 0
+    assert (counts["oracle"].accepted > 0) == (draft_length > 0)
 
 
 @pytest.mark.parametrize("kind", ["token_ids", "text", "prediction"])

@@ -16,7 +16,7 @@ from specplug_transformers import GenerateRequest, SamplingParams
 from specplug_transformers.state import TextStream
 from tests.engines import plain
 from tests.transformers.conftest import greedy, requests_of
-from tests.transformers.toys import CONTEXT, EOS, VOCAB, Oracle, Recorder, prompts
+from tests.transformers.toys import CONTEXT, EOS, VOCAB, Oracle, Recorder
 
 SPECIAL = ["<bos>", "</s>", "<pad>"]
 TEXT = "Grüße, 東京! naïve ½ 🙂 end. "
@@ -93,10 +93,15 @@ ENDS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "one that is ignored": ("end. ", {"after": [EOS, *spell("a")]}, "end. a", "length"),
     "a stop string that would come next": (TEXT, {"stop": ["½"], "max_tokens": len(spell(BEFORE))}, BEFORE, "length"),
     "an id": (TEXT, {"stop_token_ids": spell("!")}, TEXT[: TEXT.index("!")], "stop"),
+    # Stop strings that begin and end anywhere in an accepted block, also inside a character's bytes.
+    **{
+        f"the stop string {stop!r}": (TEXT, {"stop": ["never", stop]}, TEXT[: TEXT.index(stop)], "stop")
+        for stop in ("naïve", "京!", "G", "\U0001f642 e")
+    },
 }
 
 
-@pytest.mark.parametrize("draft_length", [0, 8])
+@pytest.mark.parametrize("draft_length", [0, 3, 8])
 @pytest.mark.parametrize("end", ENDS)
 def test_ends_and_the_text_before_them(say, end, draft_length):
     answer, params, text, reason = ENDS[end]
@@ -106,19 +111,9 @@ def test_ends_and_the_text_before_them(say, end, draft_length):
     last = {"an end of sequence": EOS, "an id": spell("!")[0]}
     assert outputs[-1].token_ids[-1] == last.get(end, outputs[-1].token_ids[-1])
     is_cut = "stop" in params and reason == "stop"
+    if end.startswith("the stop string"):
+        assert list(outputs[-1].token_ids) == spell(text + params["stop"][1])
     assert_seen(len(spell(text)) if is_cut else len(outputs[-1].token_ids))
-
-
-@pytest.mark.parametrize("draft_length", [0, 3, 8])
-@pytest.mark.parametrize("stop", ["naïve", "京!", "G", "\U0001f642 e"])
-def test_text_is_cut_before_a_stop_string(say, stop, draft_length):
-    """The stop string begins and ends anywhere in an accepted block, also inside a character's bytes."""
-    outputs = say(TEXT, draft_length=draft_length, stop=["never", stop])
-    last = outputs[-1]
-    assert last.text == "".join(output.new_text for output in outputs) == TEXT[: TEXT.index(stop)]
-    assert last.finish_reason == "stop"
-    assert list(last.token_ids) == spell(TEXT[: TEXT.index(stop)] + stop)
-    assert_seen(len(spell(last.text)))
 
 
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -140,7 +135,7 @@ def test_several_stops_are_those_of_plain_decoding(say, strings, ids, most, end)
 def test_the_stop_string_that_completes_first_cuts():
     """As on vLLM and SGLang: not the one that begins first, even if one token completes both."""
     stream = TextStream(plain.tokenizer(), ["x =", " "])
-    assert [(stream.push(token), stream.text) for token in plain.ids("x =")] == [(False, ""), (True, "x")]
+    assert [(stream.add_token(token), stream.text) for token in plain.ids("x =")] == [(False, ""), (True, "x")]
 
 
 def test_without_an_end_in_the_generation_config_nothing_ends(make_engine, llama, monkeypatch):
@@ -151,20 +146,6 @@ def test_without_an_end_in_the_generation_config_nothing_ends(make_engine, llama
     [output] = make_engine().generate(requests_of([PROMPT], **biased))
     assert list(output.token_ids) == greedy(llama, PROMPT, 8, sequence_bias=[[[EOS], 9.0]])
     assert EOS in output.token_ids[:-1]
-
-
-def test_greedy_ends_where_generate_ends(make_engine, llama):
-    """Twelve random prompts, some of which end by the end of sequence, and others at each number of tokens."""
-    texts = prompts(12, seed=3)
-    expected = [greedy(llama, prompt, 18 + place % 6) for place, prompt in enumerate(texts)]
-    assert len({answer[-1] == EOS for answer in expected}) == 2, "some must end early and some not"
-    engine = make_engine(proposer="oracle")
-    Oracle.answers = {f"request-{index}": [*answer, 7, 7] for index, answer in enumerate(expected)}
-    requests = [requests_of([text], max_tokens=18 + place % 6)[0] for place, text in enumerate(texts)]
-    outputs = engine.generate(requests)
-    assert [list(output.token_ids) for output in outputs] == expected
-    for output in outputs:
-        assert output.finish_reason == ("stop" if output.token_ids[-1] == EOS else "length")
 
 
 def test_the_context_is_a_limit(make_engine):
@@ -208,6 +189,6 @@ def test_tau_is_what_clients_receive_by_steps(make_engine, monkeypatch):
 def test_skipped_tokens_do_not_stall_the_stream():
     """Special tokens have no text; what follows them is handed out."""
     stream = TextStream(byte_tokenizer())
-    assert not any(stream.push(token) for token in (0, *spell("end"), EOS, 0, *spell(". ")))
+    assert not any(stream.add_token(token) for token in (0, *spell("end"), EOS, 0, *spell(". ")))
     stream.finish()
     assert stream.text == "end. "

@@ -117,7 +117,7 @@ def test_threshold_1_is_lossless(name, step):
 @given(step=steps())
 def test_greedy_rows_are_told_apart_or_not(name, all_greedy, step):
     """The shortcut for batches in which every row is greedy gives the same result."""
-    step = step.greedy(all_greedy=all_greedy)
+    step = step.as_greedy(all_greedy=all_greedy)
     found = step.verify(verifier(name))
     other = replace(step, sampling=replace(step.sampling, all_greedy=not all_greedy)).verify(verifier(name))
     assert torch.equal(found.token_ids, other.token_ids)

@@ -100,7 +100,7 @@ def test_the_shortcut_for_greedy_batches_equals_the_general_path(step, flat):
     step.draft.token_ids.copy_(
         torch.where(is_right & step.draft.mask(), dense[:, :-1].argmax(-1), step.draft.token_ids)
     )
-    both = [replace(step, dense=dense).greedy(all_greedy=it).verify(VERIFIER, flat=flat) for it in (True, False)]
+    both = [replace(step, dense=dense).as_greedy(all_greedy=it).verify(VERIFIER, flat=flat) for it in (True, False)]
     (found, expected) = ((it.token_ids.tolist(), it.num_accepted.tolist(), it.token_ids.dtype) for it in both)
     assert found == expected
 

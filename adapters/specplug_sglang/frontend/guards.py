@@ -37,7 +37,7 @@ def _noting(app: Any, operators: Operators) -> Any:
     return noted
 
 
-async def states_shown(original: Callable[..., Any], manager: Any) -> Any:
+async def show_states(original: Callable[..., Any], manager: Any) -> Any:
     """Wrap `get_internal_state` and remove the status from the answer for clients that are not operators."""
     states = await original(manager)
     if _refused.get() is None:
@@ -45,7 +45,7 @@ async def states_shown(original: Callable[..., Any], manager: Any) -> Any:
     return [{key: value for key, value in state.items() if key != KEY} for state in states]
 
 
-async def state_ordered(original: Callable[..., Any], manager: Any, obj: Any) -> Any:
+async def order_state(original: Callable[..., Any], manager: Any, obj: Any) -> Any:
     """Wrap `set_internal_state` and accept orders to specplug from operators only."""
     refused = _refused.get()
     if refused is not None and not {MODE, LIMIT}.isdisjoint(obj.server_args):

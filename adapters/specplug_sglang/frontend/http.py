@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from specplug_sglang import seams, status
-from specplug_sglang.config import is_requested, proposes, resolved
+from specplug_sglang.config import resolved, use_of
 from specplug_sglang.frontend import guards
 
 MESSAGE = (
@@ -22,34 +22,14 @@ MESSAGE = (
 )
 
 _SERVER = "sglang.srt.entrypoints.http_server"
-_FRONT = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
-_ADDS_METRICS = "sglang.srt.utils.common.add_prometheus_middleware"
-_ANSWERS = {
-    "add_external_corpus": "AddExternalCorpusReqOutput",
-    "remove_external_corpus": "RemoveExternalCorpusReqOutput",
-    "list_external_corpora": "ListExternalCorporaReqOutput",
-}
-"""Methods that SGLang's routes for corpora call, and the types of their answers."""
 
 
-def install() -> None:
-    """Hook this process's HTTP front end."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(f"{_FRONT}.init_communicators", front_made, HookType.AFTER)
-    HookRegistry.register(f"{_FRONT}.get_internal_state", guards.states_shown, HookType.AROUND)
-    HookRegistry.register(f"{_FRONT}.set_internal_state", guards.state_ordered, HookType.AROUND)
-    HookRegistry.register(_ADDS_METRICS, metrics_made, HookType.AFTER)
-    for name, answer in _ANSWERS.items():
-        HookRegistry.register(f"{_FRONT}.{name}", functools.partial(_refuse, answer), HookType.AROUND)
-
-
-def front_made(result: Any, manager: Any) -> None:
+def prepare_front(result: Any, manager: Any) -> None:
     """Add the routes to the app of a new `TokenizerManager` that will be served over HTTP, and parse streams by token.
 
     SGLang imports its HTTP server before it creates the manager; an offline `Engine` does not import it.
     """
-    if _SERVER in sys.modules and is_requested(manager.server_args):
+    if _SERVER in sys.modules and use_of(manager.server_args):
         attach(sys.modules[_SERVER].app, manager)
         parse_by_token(manager.tokenizer)
 
@@ -81,13 +61,13 @@ def attach(app: Any, manager: Any) -> None:
         corpora=CorpusAdmin(settings.corpora, tokenizer),
         explainer=Explainer(settings, tokenizer),
     )
-    app.state.specplug_access = routes.Access(operators)
+    app.state.specplug_access = operators
     if is_new:
         guards.install(app, operators)
         routes.attach(app, auth_level(AuthLevel.ADMIN_OPTIONAL))
 
 
-def metrics_made(result: Any, app: Any) -> None:
+def export_metrics(result: Any, app: Any) -> None:
     """Export the metrics of an app's engines once its /metrics exists; called in the app's event loop.
 
     The exporter is imported late: prometheus_client decides at import whether counts are shared between processes, and
@@ -111,8 +91,9 @@ def metrics_made(result: Any, app: Any) -> None:
     route.app = refreshing_first
 
 
-async def _refuse(answer: str, original: Callable[..., Any], manager: Any, *args: Any) -> Any:
-    if not proposes(manager.server_args):
+async def refuse_corpora(answer: str, original: Callable[..., Any], manager: Any, *args: Any) -> Any:
+    """Answer SGLang's routes for the corpora of its n-gram, where specplug drafts, with `MESSAGE`."""
+    if use_of(manager.server_args) not in ("proposers", "hybrid"):
         return await original(manager, *args)
     from sglang.srt.managers import io_struct
 

@@ -17,7 +17,7 @@ from typing import Any
 from specplug.requests import clients, predicted
 from specplug.seams.seam import hook
 from specplug_sglang import seams
-from specplug_sglang.config import is_requested
+from specplug_sglang.config import use_of
 
 PARSER = "_specplug_parser"  # attribute of a TokenizerManager whose server enables specplug
 _HTTP = "sglang.srt.entrypoints.http_server"
@@ -55,13 +55,13 @@ def install_request_hooks() -> None:
 def _check_server_args(original: Callable[..., None], server_args: Any) -> None:
     """Hook on the launch's check of the server's arguments, which runs before anything is built."""
     original(server_args)
-    if is_requested(server_args):
+    if use_of(server_args):
         install_request_hooks()
 
 
 def _init_manager(original: Callable[..., None], manager: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
     original(manager, server_args, *args, **kwargs)
-    if not is_requested(server_args):
+    if not use_of(server_args):
         return
     from specplug_sglang.frontend.parsing import parser_of
 
@@ -104,7 +104,7 @@ async def _served(
         if has_unparsed_fields(obj):
             await parser.parse(obj, client)
         answers = begin()
-        of_request = predicted.current()
+        of_request = predicted.current_prediction()
         if of_request is not None:
             of_request.read(obj.sampling_params.get(CUSTOM))
             answers = counted(answers, of_request, pieces=obj.stream and manager.incremental_streaming_output)
@@ -217,7 +217,7 @@ class _Information(dict[str, Any]):
 
 
 def _shared(port_args: Any, server_args: Any, scheduler_info: dict[str, Any]) -> Any:
-    return ((port_args, server_args, _Information(scheduler_info)), {}) if is_requested(server_args) else None
+    return ((port_args, server_args, _Information(scheduler_info)), {}) if use_of(server_args) else None
 
 
 def _arrived(information: dict[str, Any]) -> dict[str, Any]:

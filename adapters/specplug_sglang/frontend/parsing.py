@@ -1,20 +1,20 @@
 """Parser of a request's specplug fields, in `custom_params` of its sampling parameters, to their wire form.
 
 SGLang sends requests to its scheduler by pickle, or by msgpack (``SGLANG_USE_PICKLE_IPC=0``), which accepts only
-strings, numbers, and flat lists and mappings of them; anything else ends the scheduler.  The packed form passes both.
+strings, numbers, and flat lists and mappings of them; anything else ends the scheduler.  The wire form passes both.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import HTTPException
 
 from specplug.errors import RequestError
-from specplug.requests import arguments, front_end, wire
+from specplug.requests import arguments, wire
 from specplug.requests.clients import RequestClient
+from specplug.requests.parsing import FieldParser
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_sglang.config import resolved
 
@@ -37,15 +37,11 @@ CUSTOM = "custom_params"
 _HELD = "_specplug_held"  # attribute of a request whose references are counted
 
 
-class PackingParser(front_end.FieldParser):
+class PackingParser(FieldParser):
     """Parses the fields of one server's requests to a form that SGLang's transport accepts."""
 
-    def parsed(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
-        """Return custom parameters with specplug's fields in their packed form."""
-        return wire.packed(super().parsed(extra_args))
-
     async def parse(self, obj: Any, client: RequestClient | None) -> None:
-        """Replace the sampling parameters of a `GenerateReqInput` by new ones with the packed form.
+        """Replace the sampling parameters of a `GenerateReqInput` by new ones with the wire form.
 
         A mapping of custom parameters that several requests share is parsed once.  References count as the client's
         until `release` is called, or `obj` is deleted because it never ran.
@@ -71,11 +67,11 @@ class PackingParser(front_end.FieldParser):
         else:
             obj.sampling_params = await changed(params)
         if sender is not None:
-            setattr(obj, _HELD, weakref.finalize(obj, self.hold(sender, _reference_tokens(obj))))
+            setattr(obj, _HELD, weakref.finalize(obj, self.reserve(sender, _reference_tokens(obj))))
 
     def preferred(self, params: Any) -> Any:
         """Return a server's preferred sampling parameters, parsed."""
-        return {**params, CUSTOM: self.parsed(params[CUSTOM])} if _has_unparsed(params) else params
+        return {**params, CUSTOM: self.parse_fields(params[CUSTOM])} if _has_unparsed(params) else params
 
 
 def parser_of(manager: Any) -> PackingParser:
@@ -124,7 +120,7 @@ def with_client(obj: Any, client: str | None, tenant: str | None, preferred: Any
         if wire.client_of(given) == client and tenant is None:
             return params
         if not given or wire.WIRE_KEY not in given:
-            given = wire.packed({**(given or {}), **wire.NO_FIELDS})
+            given = {**(given or {}), **wire.NO_FIELDS}
         return {**params, CUSTOM: wire.with_client(given, client, tenant)}
 
     if isinstance(obj, GenerateReqInput):
@@ -143,4 +139,4 @@ def has_unparsed_fields(obj: Any) -> bool:
 
 def _has_unparsed(params: Any) -> bool:
     given = params.get(CUSTOM) if isinstance(params, dict) else None
-    return isinstance(given, dict) and arguments.are_given(given)
+    return isinstance(given, dict) and arguments.has_fields(given)

@@ -1,73 +1,133 @@
-"""The part of specplug's worker that is independent of the forward pass: requests, slots, plans and the draft stage."""
+"""Requests, slots, plans and results of one worker's steps: what is independent of the forward pass."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from specplug.assembly import build_draft_stage
+from specplug.cost.store import StartCosts
+from specplug.counts import MetricsSnapshot
+from specplug.interfaces import PluginContext
+from specplug.operator.server_planner import ServerPlanner
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
-from specplug.settings.model import Settings
 from specplug.steps.draft_report import NO_DRAFTS
+from specplug.steps.kernels.columns import launches_for
+from specplug.steps.outcome_counts import OutcomeCounts
 from specplug.steps.slots import SlotAllocator
+from specplug.steps.step_planner import Bounds
 from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, RequestEvent
-from specplug.types.step import Draft
-from specplug_sglang.requests import prompt_of, running_request
+from specplug_sglang.config import drafter, engine_caps, least_captured, resolved, rows_of_pool, use_of
+from specplug_sglang.requests import bounds_of, finished_prefills, prompt_of, running_request, text_length
 from specplug_sglang.scheduler.batches import BatchRows
-from specplug_sglang.scheduler.device_drafts import build
-from specplug_sglang.scheduler.drafts import StageDrafts, module_of
+from specplug_sglang.scheduler.drafts import Drafts
 from specplug_sglang.scheduler.endings import visible_tokens
-from specplug_sglang.scheduler.planned_steps import LaunchedStep, PlannedSteps, VerifiedStep
+from specplug_sglang.scheduler.ranks import RankGroup
+from specplug_sglang.scheduler.results import Results
 from specplug_sglang.verification.trees import TokenTable, on_device
 
 
-class ProposerDrafting(PlannedSteps):
-    """Requests, plans and drafts of one worker; arguments as in `PlannedSteps`.
+class Drafting:
+    """Requests, plans and results of one worker.
 
     SGLang does not notify its worker: a request that finished, was aborted or was retracted is just missing from the
-    next batch.  So the `Req` objects are held and checked whenever the batch changes or the engine idles.
+    next batch.  So the `Req` objects are held and checked whenever the batch changes or the engine idles.  Results
+    arrive in step order, one step late.
+
+    Args:
+        server_args: arguments of a server with specplug enabled.
+        target_worker: SGLang's.
+        ranks: the tensor-parallel ranks.
+        inexact: features, see `inexact_feature`, with which a request gets no drafts; None for all of them.
 
     Attributes:
-        drafts: how rank 0 drafts; None on other ranks.
-        stage, counts: its draft stage and its counters for the status; None on other ranks, which receive its drafts.
+        drafts, stage: how rank 0 drafts; None on other ranks, which receive its drafts, and beside `outcomes`.
+        table: token ids of the requests that are held; None beside `outcomes`.
+        method, outcomes: algorithm and counts of SGLang's own drafter where it alone drafts; otherwise "" and None.
         drafts_trees: whether drafts have parents, the same on all ranks.
         reads_lengths: whether the lengths of drafts are in host memory, so that reading them waits for nothing.
         allocator: slots of the requests that the worker holds, which are rows of SGLang's request pool.
         held: the requests that run or may resume, with their retraction counts, by id.
-        table: token ids of these requests.
         rows: those of the planned batch.
         length: the newest plan's draft length.
+        results: of the steps.
+        start_costs: what steps cost, as far as it is known before the first request.
     """
 
     def __init__(
-        self, server_args: Any, model_config: Any, *, slots: int, device: torch.device, rank: int, tokenizer: Any
+        self, server_args: Any, target_worker: Any, ranks: RankGroup, inexact: Sequence[str] | None = None
     ) -> None:
-        super().__init__(server_args, model_config, slots=slots, device=device, rank=rank, tokenizer=tokenizer)
+        model_config = target_worker.model_runner.model_config
+        tokenizer = getattr(target_worker, "tokenizer", None)
+        self.resolved = resolved(server_args)
+        self.caps = engine_caps(server_args)
+        self.ranks = ranks
+        self.rank = ranks.rank
+        self.device = torch.device(target_worker.model_runner.device)
+        self.vocab_size = int(model_config.vocab_size)
+        self.max_length = int(model_config.context_len)
         settings = self.resolved.settings
-        self.drafts_trees = self.caps.trees and _any_drafts_trees(settings, device.type)
-        self.table = TokenTable(slots, self.max_length, self.caps.max_draft_length + 1, device)
-        self.reads_lengths = device.type == "cpu"
-        self.drafts: StageDrafts | None = None
-        # PyTorch's, and the stream of the newest step
-        self._module = module_of(device)
-        self._stream = None
-        if rank == 0:
-            self.drafts, self.allocator = build(settings, self.context, self.table, tokenizer, self._tell)
-        else:
-            self.allocator = SlotAllocator(slots, device, self._tell)
-        self.stage = None if self.drafts is None else self.drafts.stage
-        self.counts = None if self.drafts is None else self.drafts.counts
-        self.held: dict[str, tuple[Any, int]] = {}
+        context = PluginContext(
+            caps=self.caps,
+            vocab_size=self.vocab_size,
+            max_slots=rows_of_pool(server_args),
+            max_length=self.max_length,
+            device=self.device,
+            rank=self.rank,
+            seed=settings.seed,
+            target_path=model_config.model_path,
+            target_config=model_config.hf_config,
+            target_tokenizer=tokenizer,
+        )
+        self._inexact = inexact
+        self.step_planner: ServerPlanner[Any] = ServerPlanner(
+            self.resolved, context, attrgetter("rid"), text_length, self._bounds
+        )
+        self.start_costs = StartCosts()
+        self.allocator = SlotAllocator(context.max_slots, self.device, self._tell)
         self.allocator.engine_slot = lambda rid: int(self.held[rid][0].kv.req_pool_idx)
-        self.rows = BatchRows(self.allocator, (), device)
+        self.held: dict[str, tuple[Any, int]] = {}
+        self.rows = BatchRows(self.allocator, (), self.device)
         self.length = self.caps.max_draft_length
+        self.drafts: Drafts | None = None
+        self.table: TokenTable | None = None
+        self.outcomes: OutcomeCounts | None = None
+        self.method = drafter(server_args).lower() if use_of(server_args) == "engine" else ""
+        if self.method:
+            self.outcomes = OutcomeCounts(self.method, self.length)
+        else:
+            self.table = TokenTable(context.max_slots, self.max_length, self.length + 1, self.device)
+        if self.table is not None and self.rank == 0:
+            self.drafts = Drafts(
+                build_draft_stage(settings, default_registry(), context, grammars=True),
+                self.table,
+                self.allocator.slots,
+                self.caps,
+                self.vocab_size,
+                tokenizer=tokenizer,
+                launches=launches_for(self.device),
+            )
+        self.stage = None if self.drafts is None else self.drafts.stage
+        self.drafts_trees = self.caps.trees and any(
+            default_registry().get(ProposerSpec, name).caps_for(self.device.type).trees
+            for name in (settings.proposer, *settings.extra_proposers)
+        )
+        self.reads_lengths = self.table is not None and self.device.type == "cpu"
+        self._agrees = not (ranks.is_alone or self.reads_lengths)
         self._scheduler: weakref.ref[Any] | None = None
+        # PyTorch's, and the stream of the newest step
+        self._module = module_of(self.device)
+        self._stream = None
+        self._began = 0.0
+        self.results = Results(self.step_planner, self.stage, self.outcomes)
 
     # -- requests and the engine ---------------------------------------------------------------------------------
 
@@ -121,108 +181,31 @@ class ProposerDrafting(PlannedSteps):
             self.allocator.preempt(req.rid)
 
     def _end(self, rid: str, *, aborted: bool) -> None:
+        """Drop a request, once proposers have what a client saw of its text."""
         req, _ = self.held.pop(rid)
-        visible = visible_tokens(req)
-        if not aborted and visible is not None and len(req.output_ids) > 1:
-            self._ingest(req, visible)
+        visible = None
+        if self.drafts is not None:
+            visible = visible_tokens(req)
+            if visible is not None and not aborted and rid in self.allocator and len(req.output_ids) > 1:
+                with self._in_stream():
+                    self.drafts.ingest(BatchRows(self.allocator, [req], self.device), visible)
         self.allocator.finish(rid, aborted=aborted, visible=visible)
-        self.settle()
+        self.results.settle()
         self.step_planner.forget([rid])
-
-    def _ingest(self, req: Any, visible: int) -> None:
-        """Let proposers ingest what a client saw of a text, `visible` tokens of it, before its request has no slot."""
-        if self.drafts is not None and req.rid in self.allocator:
-            with self._in_stream():
-                self.drafts.ingest(BatchRows(self.allocator, [req], self.device), visible)
 
     def _take_in(self, req: Any) -> None:
         """Give a request a slot, and write its text there."""
         if self.allocator.is_waiting(req.rid):
             self.allocator.resume(req.rid)
         else:
-            self.allocator.start(running_request(req, self.max_length, self.inexact))
-        self.table.write(self.allocator.slot_of(req.rid), prompt_of(req))
+            self.allocator.start(running_request(req, self.max_length, self._inexact))
+        if self.table is not None:
+            self.table.write(self.allocator.slot_of(req.rid), prompt_of(req))
 
     def on_engine_event(self, kind: EngineEventKind) -> None:
         """Notify every proposer of requests that have left, then of an engine event."""
         self.sweep()
         self._tell(EngineEvent(kind))
-
-    def _results_of(self, step: LaunchedStep, accepted: Sequence[int], ended: float) -> VerifiedStep | None:
-        """Count what counters on the device lack; drafts are the planner's if it learns, by SGLang's `cap_lens`."""
-        launched, reqs, result, report = step
-        if result is None:
-            if self.stage is not None:
-                self._count(reqs, [launched.plan.takes_none(req.rid) for req in reqs])
-            self._finish(launched, (), ended, report)
-            return None
-        if not self.step_planner.reads_costs:
-            return None
-        return VerifiedStep.of(step, [count - 1 for count in result.cap_lens.tolist()], accepted, ended)
-
-    # -- one step ------------------------------------------------------------------------------------------------
-
-    def prefilled(self, reqs: Sequence[Any]) -> None:
-        """Count the first tokens of requests, which a prefill emitted."""
-        if self.drafts is not None:
-            self.drafts.emits_one()
-            self._count(reqs, [self.step_planner.is_off or self._bounds(req).cap == 0 for req in reqs])
-
-    def append_first(
-        self, reqs: Sequence[Any], whole: Sequence[int], slots: Tensor, lengths: Tensor, tokens: Tensor
-    ) -> None:
-        """Append the first tokens of requests to their texts, and count them.
-
-        Args:
-            reqs: the B requests of a prefill.
-            whole: the rows whose prefill is finished; the others are chunks of prompts, whose next token is known.
-            slots, lengths, tokens: [B] int64, int64 and int32: the rows' slots, prompts and emitted tokens.
-        """
-        if len(whole) < len(reqs):
-            rows = on_device(whole, torch.int64, self.device)
-            slots = slots[rows]
-            lengths = lengths[rows]
-            tokens = tokens[rows]
-        self.table.append_one(slots, lengths, tokens)
-        self.prefilled([reqs[row] for row in whole])
-
-    def _count(self, reqs: Sequence[Any], off: Sequence[bool]) -> None:
-        """Count a step of requests without drafts; `off` is true for those that could not draft."""
-        assert self.stage is not None
-        for could_not in (False, True):
-            rows = [req for req, is_off in zip(reqs, off, strict=True) if is_off is could_not]
-            self.stage.metrics.record_on_host(len(rows), sum(req.finished() for req in rows), planned=not could_not)
-
-    def plan(self, reqs: Sequence[Any]) -> int:
-        """Plan a decode step and return its draft length, which covers the longest row.
-
-        With speculation SGLang never mixes prefill into a decode step.
-        """
-        self._began = perf_counter()
-        if self._module is not None:
-            self._stream = self._module.current_stream()
-        self.settle()
-        if not self.rows.hold(self.allocator, reqs):
-            self.admit(reqs)
-            self.rows = BatchRows(self.allocator, reqs, self.device)
-        self.length = self._plan(reqs)
-        if self.drafts is not None:
-            self.drafts.reports_expected = self.step_planner.wants_report
-        return self.length
-
-    def launched(self, reqs: Sequence[Any], draft: Draft | None, result: Any) -> None:
-        """Queue a launched step until its results arrive, with SGLang's `result`, which is on the host by then.
-
-        Without drafts, the step's tokens are counted when its results arrive.
-        """
-        step = self._launch(reqs, 0 if draft is None else draft.draft_length)
-        report = NO_DRAFTS
-        if self.drafts is not None:
-            report = self.drafts.report
-            self.drafts.report = NO_DRAFTS
-            if draft is None:
-                self.drafts.emits_one()
-        self._launched.append(LaunchedStep(step, tuple(reqs), None if draft is None else result, report))
 
     def _tell(self, event: Event) -> None:
         if self.drafts is not None:
@@ -235,7 +218,84 @@ class ProposerDrafting(PlannedSteps):
         """Return a context for what follows the newest step on a device: SGLang may be in another stream by now."""
         return nullcontext() if self._stream is None else self._module.stream(self._stream)
 
+    def _bounds(self, req: Any) -> Bounds:
+        return bounds_of(req, self.max_length, self._inexact)
 
-def _any_drafts_trees(settings: Settings, device: str) -> bool:
-    specs = (default_registry().get(ProposerSpec, name) for name in (settings.proposer, *settings.extra_proposers))
-    return any(spec.caps_for(device).trees for spec in specs)
+    # -- prefills --------------------------------------------------------------------------------------------------
+
+    def prefill(self, reqs: Sequence[Any]) -> None:
+        """Prepare for a prefill.  Proposers read prompts at the first step that drafts."""
+        self.results.has_prefilled = True
+        self.admit(reqs)
+
+    def append_first(self, reqs: Sequence[Any], slots: Tensor, lengths: Tensor, tokens: Tensor) -> None:
+        """Append the first tokens of requests to their texts, and count them.
+
+        Rows that are chunks of prompts are left out: their next token is known.
+
+        Args:
+            reqs: the B requests of a prefill.
+            slots, lengths, tokens: [B] int64, int64 and int32: the rows' slots, prompts and emitted tokens.
+        """
+        whole = finished_prefills(reqs)
+        if self.table is not None:
+            if len(whole) < len(reqs):
+                rows = on_device(whole, torch.int64, self.device)
+                slots, lengths, tokens = (each[rows] for each in (slots, lengths, tokens))
+            self.table.append_one(slots, lengths, tokens)
+        if self.drafts is not None:
+            self.drafts.note_single_tokens()
+        complete = [reqs[row] for row in whole]
+        self.results.count(complete, [self.step_planner.is_off or self._bounds(req).cap == 0 for req in complete])
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    def plan(self, reqs: Sequence[Any]) -> int:
+        """Plan a decode step and return its draft length, which covers the longest row; rank 0's where ranks agree.
+
+        With speculation SGLang never mixes prefill into a decode step.
+        """
+        self._began = perf_counter()
+        if self._module is not None:
+            self._stream = self._module.current_stream()
+        self.results.settle()
+        if not self.rows.are_of(self.allocator, reqs):
+            self.admit(reqs)
+            self.rows = BatchRows(self.allocator, reqs, self.device)
+        length = self._plan(reqs)
+        self.length = self.ranks.agree(length) if self._agrees else length
+        if self.drafts is not None:
+            self.drafts.report = NO_DRAFTS
+            self.drafts.reports_expected = self.step_planner.wants_report
+        return self.length
+
+    def _plan(self, reqs: Sequence[Any]) -> int:
+        """Plan a step; return its draft length, a captured one that covers the longest row."""
+        plan = self.step_planner.make(reqs)
+        if not plan.caps or not plan.draft_length:
+            return plan.draft_length
+        longest = max(plan.draft_length_for(req.rid) for req in reqs)
+        return min(least_captured(self.caps, longest), plan.draft_length)
+
+    def add_launched(self, reqs: Sequence[Any], draft_length: int, result: Any) -> None:
+        """Queue a launched step until its results arrive; see `Results.add`."""
+        report = NO_DRAFTS
+        if self.drafts is not None:
+            report = self.drafts.report
+            if not draft_length:
+                self.drafts.note_single_tokens()
+        self.results.add(self._began, reqs, draft_length, result, report)
+
+    def counts(self) -> MetricsSnapshot:
+        """Return the counts of a rank that drafts, or of SGLang's own drafter; on a GPU this waits for queued steps."""
+        self.results.settle()
+        if self.outcomes is not None:
+            return self.outcomes.snapshot({})
+        assert self.stage is not None
+        with self._in_stream():
+            return self.stage.metrics.snapshot()
+
+
+def module_of(device: torch.device) -> Any:
+    """Return PyTorch's module of a device with queued execution; None if the device has no queue."""
+    return None if device.type in ("cpu", "meta") else torch.get_device_module(device)

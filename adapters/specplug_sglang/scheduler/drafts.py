@@ -1,69 +1,159 @@
-"""Drafts of rank 0 for batches that decode, by a stage that takes its steps itself, and their counts."""
+"""Drafts of rank 0 for batches that decode: by kernels around the proposer's where those apply, else by the stage.
+
+With kernels, one step reports what the engine's last step emitted, and drafts for its next one.  The report needs the
+same requests in the same slots, so it is made on its own before a request leaves, and before a batch of other requests
+drafts.  The stage, with which all state is shared, takes the steps of batches with grammars.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specplug.metrics import MetricsSnapshot, SpecMetrics
+from specplug.faults import FaultGuard
+from specplug.steps.device_steps import DeviceSteps
 from specplug.steps.draft_report import NO_DRAFTS, DraftReport, may_report, survival_sums
 from specplug.steps.draft_stage import DraftStage
+from specplug.steps.engine_rows import DraftOutputs, EngineRows
+from specplug.steps.kernels.columns import Launches
+from specplug.steps.slots import SlotTable
 from specplug.steps.stops import StopDetector
 from specplug.types.caps import EngineCaps
-from specplug.types.step import Draft, EngineBatch, Outcome, StepPlan, Verdict
+from specplug.types.step import NO_SPECULATION, Draft, EngineBatch, Outcome, StepPlan, Verdict
 from specplug_sglang.scheduler.batches import BatchRows, Decoding
 from specplug_sglang.scheduler.grammar import GrammarCompleter
 from specplug_sglang.verification.trees import TokenTable, on_device
 
-PERIOD = 0.2
-"""Least seconds between two copies of counts while steps run."""
+
+class _Unreported(NamedTuple):
+    """A step of the kernels that verified drafts: its batch before it, and tokens emitted [B]."""
+
+    batch: Decoding
+    emitted: Tensor
 
 
-class StageDrafts:
-    """Drafts of a stage on the engine's device, which takes its steps itself, there or on threads of its own.
+class Drafts:
+    """Drafts of a stage on the engine's device.
+
+    Args:
+        stage: the draft stage.
+        table: texts by slot.
+        slots: the slots of the requests.
+        caps: the engine's capabilities.
+        vocab_size: V.
+        tokenizer: the target's, which grammars need; may be None.
+        launches: the kernels that take steps; None if there are none for the device.
 
     Attributes:
-        stage: the draft stage.
         grammars: completes the drafts.
-        counts: the stage's counters, for the status.
-        report: of the newest step's drafts, to be read once that has ended.
         reports_expected: whether the next step is to report what its drafts are expected to yield, and so drafts even
             where no draft token is verified.
+        report: of the newest step's drafts, to be read once that has ended.
     """
 
     def __init__(
-        self, stage: DraftStage, table: TokenTable, grammars: GrammarCompleter, caps: EngineCaps, vocab_size: int
+        self,
+        stage: DraftStage,
+        table: TokenTable,
+        slots: SlotTable,
+        caps: EngineCaps,
+        vocab_size: int,
+        *,
+        tokenizer: Any = None,
+        launches: Launches | None = None,
     ) -> None:
         self.stage = stage
+        self.grammars = GrammarCompleter(vocab_size, tokenizer, FaultGuard("grammar", sink=stage.metrics.count_fault))
+        self.reports_expected = False
+        self.report: DraftReport = NO_DRAFTS
+        self.stops = StopDetector(len(table.tokens), caps.max_draft_length, table.tokens.device)
         self._table = table
-        self.grammars = grammars
         self._device = table.tokens.device
         self._vocab_size = vocab_size
-        self.counts = Counts(stage.metrics, module_of(self._device))
-        self.stops = StopDetector(table.tokens.shape[0], caps.max_draft_length, self._device)
-        self.report: DraftReport = NO_DRAFTS
-        self.reports_expected = False
         self._longest = caps.max_draft_length
         self._may_report = may_report(stage)
         # After SGLang's own drafter, the draft length is that of a runtime state, on a CPU too.
         self._is_fixed = stage.engine_tokens > 0
         self._reads_lengths = self._device.type == "cpu" and not self._is_fixed
         self._unseen = False  # whether tokens were emitted that the stop detector has not seen
+        self._unreported: _Unreported | None = None
+        self._steps: DeviceSteps | None = None
+        if launches is not None and DeviceSteps.applies(stage):
+            self._build_steps(slots, launches)
+
+    def _build_steps(self, slots: SlotTable, launches: Launches) -> None:
+        table = self._table.tokens
+        self._ones = torch.ones(len(table), dtype=torch.int32, device=self._device)
+        by_row = self._ones.long()
+        engine_tokens = self.stage.engine_tokens
+        self._rows = EngineRows(
+            idx_mapping=by_row,
+            total_len=by_row,
+            all_token_ids=table,
+            num_sampled=self._ones,
+            # SGLang verifies whole drafts, so that nothing is lost by calling all other tokens rejected.
+            num_rejected=torch.full_like(self._ones, self._longest),
+            lengths_by_row=True,
+            lacking=1,
+            engine_ids=by_row.new_zeros(len(table), engine_tokens) if engine_tokens else None,
+        )
+        # Outputs have no columns: verification reads the drafts themselves.
+        self._outputs = DraftOutputs(*(torch.empty(len(table), 0, device=self._device) for _ in range(2)))
+        self._padding = table[:, 0]  # nothing reads what drafts are padded with
+        like = self._rows, self._outputs, self._padding
+        self._steps = DeviceSteps(self.stage, slots, self.stops, self._vocab_size, launches, like=like)
+
+    # -- before a step ---------------------------------------------------------------------------------------------
 
     def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
         """Draft at most `draft_length` > 0 tokens, cut to the plan's budget and completed by grammars.
 
         Drafts have as many tokens, or on a CPU as many as the longest row.  None if nothing is drafted.
         """
+        if self._steps is None or batch.is_constrained:
+            return self._propose_by_stage(batch, draft_length, plan)
+        planned = plan if plan.draft_length == draft_length else replace(plan, draft_length=draft_length)
+        draft = self._next(batch, planned)
+        if self._is_fixed and self._has_failed():
+            return None
+        return self._fitted(draft, draft.lengths) if self._reads_lengths else draft
+
+    def skip(self, batch: Decoding) -> None:
+        """Prepare for a step that verifies no drafts."""
+        if not (self.reports_expected and self._may_report):
+            self.flush()
+        elif self._steps is not None:
+            self._next(batch, NO_SPECULATION)
+        else:
+            self._proposed(batch, self._view(batch, batch.before + 1), 0, None)
+
+    def _next(self, batch: Decoding, plan: StepPlan) -> Draft:
+        """Take a batch's step in kernels, which reports the step before if that had the same rows."""
+        assert self._steps is not None
+        if self._unreported is not None and self._unreported.batch.rows is not batch.rows:
+            self.flush()
+        step = self._unreported
+        self._unreported = None
+        emitted = self._ones if step is None else step.emitted
+        rows = self._rows._replace(idx_mapping=batch.slots, total_len=batch.before, num_sampled=emitted)
+        if batch.engine_ids is not None:
+            rows = rows._replace(engine_ids=batch.engine_ids)
+        due = self.reports_expected and self._may_report
+        inputs = batch.rows, rows, self._outputs, self._padding, batch.rows.temperature, plan
+        draft = self._steps.take(*inputs, reports=step is not None, reports_expected=due)
+        self.report = self._steps.report
+        return draft
+
+    def _propose_by_stage(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
+        self.flush()
         view = self._view(batch, batch.before + 1)
         caps = batch.caps(plan)
-        most = None if caps is None else on_device(caps, torch.int32, self._device)
-        draft = self._proposed(batch, view, draft_length, most)
-        if self._has_no_tail():
+        limits = None if caps is None else on_device(caps, torch.int32, self._device)
+        draft = self._proposed(batch, view, draft_length, limits)
+        if self._is_fixed and self._has_failed():
             return None
         constrained = batch.is_constrained
         if self._reads_lengths and not constrained and self.stage.tracer is None and not draft.lengths.any():
@@ -71,54 +161,53 @@ class StageDrafts:
         draft = self.stage.trim(view, draft, plan)
         proposed = draft.lengths
         if constrained:
-            draft = self.grammars.of(view, batch.reqs, draft, most, plan.token_budget)
-        return self._fitted(draft, proposed)
+            draft = self.grammars.of(view, batch.reqs, draft, limits, plan.token_budget)
+        return self._fitted(draft, proposed) if self._reads_lengths else draft
 
-    def _has_no_tail(self) -> bool:
-        """Return whether lookup failed to continue the newest drafts of SGLang's own drafter."""
-        return self._is_fixed and any(runner.has_failed for runner in self.stage.runners)
-
-    def _proposed(self, batch: Decoding, view: EngineBatch, draft_length: int, most: Tensor | None) -> Draft:
-        """Return the stage's drafts of at most `draft_length` tokens, and `most` [B] per row; report them if due."""
+    def _proposed(self, batch: Decoding, view: EngineBatch, draft_length: int, limits: Tensor | None) -> Draft:
+        """Return the stage's drafts of at most `draft_length` tokens, and `limits` [B] per row; report them if due."""
         if not (self.reports_expected and self._may_report):
-            return self.stage.propose(view, draft_length, most)
+            return self.stage.propose(view, draft_length, limits)
         whole = self.stage.propose(view, self._longest, batch.rows.table.caps)
-        if not any(runner.has_failed for runner in self.stage.runners):
-            self.report = self._report_of(batch, whole)
+        if not self._has_failed():
+            self._see_ends(batch)
+            rows = batch.rows.table
+            counted = (rows.caps != 0) & (self.stops.stopped[batch.slots] != rows.generations)
+            self.report = DraftReport(survival_sums(whole, counted).to("cpu", non_blocking=True))
         draft = whole.view(whole.batch_size, draft_length)
-        draft.shorten(torch.full_like(draft.lengths, draft_length) if most is None else most.clamp(max=draft_length))
+        whole_length = torch.full_like(draft.lengths, draft_length)
+        draft.shorten(whole_length if limits is None else limits.clamp(max=draft_length))
         return draft
 
-    def _report_of(self, batch: Decoding, draft: Draft) -> DraftReport:
-        """Sum up what drafts are expected to yield; see `DraftReport`."""
-        self._see_ends(batch)
-        rows = batch.rows.table
-        counted = (rows.caps != 0) & (self.stops.stopped[batch.slots] != rows.generations)
-        return DraftReport(survival_sums(draft, counted).to("cpu", non_blocking=True))
+    def _has_failed(self) -> bool:
+        """Return whether a proposer failed to draft in the newest step."""
+        return any(runner.has_failed for runner in self.stage.runners)
 
     def _fitted(self, draft: Draft, proposed: Tensor) -> Draft | None:
         """Shorten a draft on a CPU, which captures nothing, to its longest row; None if nothing is drafted.
 
         What a grammar cut must be reported with a step of drafts, even if it cut everything of `proposed` [B] tokens.
         """
-        if not self._reads_lengths:
-            return draft
         longest = max(int(draft.lengths.max()), int(proposed.any()))
         if not longest:
             self.grammars.drop()
             return None
         return draft.view(draft.batch_size, longest)
 
+    # -- after a step ----------------------------------------------------------------------------------------------
+
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
         """Report a step that verified `draft` and emitted `accept_lens` [B] tokens, which the token table has already.
 
         `batch` is as it was before the step.
         """
+        if self._steps is not None and not batch.is_constrained:
+            self._unreported = _Unreported(batch, accept_lens)
+            return
         view, outcome = self._outcome(batch, draft.lengths, accept_lens.to(torch.int32))
         self.stage.observe(view, self.grammars.annotated(outcome))
-        self.counts.step()
 
-    def plain(self, batch: Decoding, plan: StepPlan | None) -> None:
+    def trace_plain(self, batch: Decoding, plan: StepPlan | None) -> None:
         """Trace a step without drafts, whose tokens the token table has already; `plan` is why nothing was proposed."""
         tracer = self.stage.tracer
         if tracer is None:
@@ -132,17 +221,22 @@ class StageDrafts:
             tracer.drafted(before, nothing, plan)
         tracer.verified(view, nothing, Verdict.of_nothing(outcome))
 
-    def idle(self, batch: Decoding) -> None:
-        """Prepare for a step that verifies no drafts."""
-        if self.reports_expected and self._may_report:
-            self._proposed(batch, self._view(batch, batch.before + 1), 0, None)
-
-    def emits_one(self) -> None:
+    def note_single_tokens(self) -> None:
         """Note that a step was launched, of a prefill or without drafts, whose rows emit one token each."""
         self._unseen = True
 
+    @torch.inference_mode()
     def flush(self) -> None:
         """Report the newest verified step now, because a request leaves its slot."""
+        step = self._unreported
+        self._unreported = None
+        if step is not None and self._steps is not None:
+            batch = step.batch
+            after = batch.before + step.emitted
+            rows = self._rows._replace(idx_mapping=batch.slots, total_len=after, num_sampled=step.emitted)
+            self._steps.take(
+                batch.rows, rows, self._outputs, self._padding, batch.rows.temperature, NO_SPECULATION, reports=True
+            )
 
     @torch.inference_mode()
     def ingest(self, rows: BatchRows, length: int) -> None:
@@ -150,13 +244,10 @@ class StageDrafts:
 
         The tokens of its last step, and of steps without drafts before, are new to them.
         """
+        self.flush()
         if any(runner.handle.caps.incremental for runner in self.stage.runners):
-            slots, lengths = (on_device([value], torch.int64, self._device) for value in (*rows.facts.slots, length))
+            slots, lengths = (on_device([value], torch.int64, self._device) for value in (*rows.slots, length))
             self.stage.ingest(rows.view(self._table.tokens, slots, lengths, self._vocab_size))
-
-    def close(self) -> None:
-        """Release proposers, threads and files."""
-        self.stage.close()
 
     def _outcome(self, batch: Decoding, verified: Tensor, emitted: Tensor) -> tuple[EngineBatch, Outcome]:
         """Return the batch after a step, and its outcome."""
@@ -179,61 +270,4 @@ class StageDrafts:
     def _after_stop(self, batch: Decoding, lengths: Tensor, emitted: Tensor) -> Tensor:
         """Return [B] int32: how many of the `emitted` [B] newest of `lengths` [B] tokens come after a stop."""
         slots = batch.slots
-        lengths = lengths.to(torch.int32)
-        return self.stops.after(self._table.tokens, slots, slots, lengths, emitted, batch.rows.table)
-
-
-def module_of(device: torch.device) -> Any:
-    """Return PyTorch's module of a device with queued execution; None if the device has no queue."""
-    return None if device.type in ("cpu", "meta") else torch.get_device_module(device)
-
-
-class Counts:
-    """The newest counts known on the host, for the status.
-
-    Steps without drafts are counted on the host (`SpecMetrics.record_on_host`).  The other counters live on the device.
-    They are copied to the host a few times a second, and a status request during a step gets the newest copy that has
-    arrived.  When no step runs, the counters themselves are read.
-    `device_module` is PyTorch's module for the counters' device, such as `torch.cuda`; None if that is the host.
-    """
-
-    def __init__(self, metrics: SpecMetrics, device_module: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        self._metrics = metrics
-        self._module = device_module
-        self._clock = clock
-        self._newest = tuple(torch.zeros_like(part, device="cpu") for part in metrics.tensors())
-        self._coming: tuple[Any, tuple[Tensor, ...]] | None = None
-        self._last: Any = None  # the event at the end of the last step
-        self._due = 0.0
-
-    def step(self) -> None:
-        """Record that a step with drafts was queued on the current stream, and start a copy if one is due."""
-        if self._module is None:
-            return
-        self._arrive()
-        if self._coming is None and self._clock() >= self._due:
-            copied = tuple(part.to("cpu", non_blocking=True, copy=True) for part in self._metrics.tensors())
-            self._coming = self._event(), copied
-            self._due = self._clock() + PERIOD
-        self._last = self._event()
-
-    def read(self) -> MetricsSnapshot:
-        """Return the counts after the last step with drafts if it has ended, else those of an earlier one."""
-        if self._module is None:
-            return self._metrics.snapshot()
-        self._arrive()
-        if self._last is not None and self._last.query():  # read once: steps without drafts change nothing
-            self._newest = tuple(part.to("cpu", copy=True) for part in self._metrics.tensors())
-            self._last = self._coming = None
-        return self._metrics.snapshot(self._newest)
-
-    def _arrive(self) -> None:
-        """Take a copy that has arrived."""
-        if self._coming is not None and self._coming[0].query():
-            self._newest = self._coming[1]
-            self._coming = None
-
-    def _event(self) -> Any:
-        event = self._module.Event()
-        event.record()
-        return event
+        return self.stops.after(self._table.tokens, slots, slots, lengths.int(), emitted, batch.rows.table)

@@ -11,22 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from specplug.steps.stops import tokens_before_stop
-from specplug_sglang.config import is_requested
+from specplug_sglang.config import use_of
 
 
-def install() -> None:
-    """Hook SGLang's search for a request's end, and sessions, in each process; other servers are unchanged."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    for target, function in (
-        ("sglang.srt.managers.schedule_batch.Req.update_finish_state", _find_end),
-        ("sglang.srt.managers.schedule_batch.Req.update_spec_correct_drafts_histogram", _note_accepted),
-        ("sglang.srt.session.session_controller.Session._concat_token_arrays", _continue_session),
-    ):
-        HookRegistry.register(target, function, HookType.AROUND)
-
-
-def _find_end(original: Callable[..., None], req: Any, new_accepted_len: int = 1) -> None:
+def find_end(original: Callable[..., None], req: Any, new_accepted_len: int = 1) -> None:
     """Find the end that `new_accepted_len` steps of one token would have found."""
     accepted = req.__dict__.pop(_ACCEPTED, 0)
     if req.finished():
@@ -48,24 +36,25 @@ def _is_ours() -> bool:
     """Return whether this server enables specplug."""
     from sglang.srt.runtime_context import get_spec
 
-    return is_requested(get_spec())
+    return bool(use_of(get_spec()))
 
 
 _ACCEPTED = "_specplug_accepted"
-"""Attribute of a `Req`: the draft tokens that its newest step accepted, until its end is looked for."""
+"""Attribute of a `Req`; see `note_accepted`."""
 
 
-def _note_accepted(original: Callable[..., None], req: Any, num_correct_drafts: int) -> None:
+def note_accepted(original: Callable[..., None], req: Any, num_correct_drafts: int) -> None:
+    """Note the draft tokens that a request's newest step accepted, until its end is looked for."""
     setattr(req, _ACCEPTED, num_correct_drafts)
     original(req, num_correct_drafts)
 
 
-def _count_until_end(req: Any, accepted: int, most: int) -> None:
-    """Reduce the counts that an answer shows from `accepted` draft tokens of its last step to `most`, up to its end."""
-    if accepted > most:
-        req.spec_num_correct_drafts -= accepted - most
+def _count_until_end(req: Any, accepted: int, visible: int) -> None:
+    """Reduce an answer's counts of its last step from `accepted` draft tokens to `visible`, those up to its end."""
+    if accepted > visible:
+        req.spec_num_correct_drafts -= accepted - visible
         req.spec_correct_drafts_histogram[accepted] -= 1
-        req.spec_correct_drafts_histogram[most] += 1
+        req.spec_correct_drafts_histogram[visible] += 1
 
 
 def _judge_each(original: Callable[..., None], req: Any, start: int) -> None:
@@ -84,7 +73,7 @@ def _judge_each(original: Callable[..., None], req: Any, start: int) -> None:
     output.extend(following)
 
 
-def _continue_session(original: Callable[..., Any], last_req: Any, *args: Any) -> Any:
+def continue_session(original: Callable[..., Any], last_req: Any, *args: Any) -> Any:
     """Continue a session from the tokens of its last turn up to the end, as SGLang does where sessions are streamed."""
     if _is_ours():
         last_req.output_ids = last_req.output_ids_through_stop

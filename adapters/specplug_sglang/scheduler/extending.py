@@ -25,14 +25,10 @@ from torch.nn.functional import pad
 from specplug.seams.seam import hook
 from specplug.types.draft import NO_TOKEN
 from specplug.types.step import Draft
-from specplug_sglang.config import rows_of_pool
-from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler.batches import Decoding
-from specplug_sglang.scheduler.drafting import ProposerDrafting
-from specplug_sglang.scheduler.ranks import RankGroup
-from specplug_sglang.scheduler.runtime_states import INEXACT, StatesWorker
+from specplug_sglang.scheduler.engine_workers import PlannedWorker
 from specplug_sglang.scheduler.worker import extra_context_len, refuse_larger_pool
-from specplug_sglang.verification.trees import cut, on_device, operations_for
+from specplug_sglang.verification.trees import choose_operations, cut, on_device
 
 _workers: WeakKeyDictionary[Any, ExtendedWorker] = WeakKeyDictionary()
 """By the target's worker, the one that drafts for it."""
@@ -44,20 +40,23 @@ def extended(worker: type) -> type:
     return type(f"Extended{worker.__name__}", (ExtendedWorker, worker), {})
 
 
-class ExtendedWorker(StatesWorker):
-    """Mixin of SGLang's workers; see `StatesWorker`.
+class ExtendedWorker(PlannedWorker):
+    """Mixin of SGLang's workers; see `PlannedWorker`.
 
     Attributes:
         chains: SGLang's parents and order of the nodes of chains, for its largest batch, by draft length.
     """
 
-    drafting: ProposerDrafting
     draft_worker: Any
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
-        self.model_runner = target_worker.model_runner
-        self._operations = operations_for(self.drafting.table)
+        drafting = self.drafting
+        assert drafting.table is not None
+        assert drafting.drafts is not None
+        self._table = drafting.table
+        self._drafts = drafting.drafts
+        self._operations = choose_operations(self._table)
         self._decoding: Any = None  # the newest step that decodes
         self._draft: Draft | None = None  # of the newest step, None if lookup could not run
         hook(kv_cache_configurator, "get_req_to_token_extra_context_len", extra_context_len)
@@ -65,26 +64,10 @@ class ExtendedWorker(StatesWorker):
         _workers[target_worker] = self
         self._shorten_drafts()
 
-    def _plans(self, server_args: Any, ranks: RankGroup) -> ProposerDrafting:
-        runner = self.target_worker.model_runner
-        slots = rows_of_pool(server_args)
-        tokenizer = getattr(self.target_worker, "tokenizer", None)
-        how: Any = {"slots": slots, "device": torch.device(runner.device), "rank": ranks.rank, "tokenizer": tokenizer}
-        drafting = ProposerDrafting(server_args, runner.model_config, **how)
-        drafting.inexact = INEXACT
-        assert drafting.drafts is not None
-        self._drafts = drafting.drafts
-        return drafting
-
     def alloc_memory_pool(self, *args: Any, **pools: Any) -> None:
         """Store the pools; refuse a request pool with more rows than the token table (`EngineError`)."""
         super().alloc_memory_pool(*args, **pools)  # type: ignore[misc]
-        refuse_larger_pool(self.target_worker.get_memory_pool()[0], self.drafting.table)
-
-    def clear_cache_pool(self) -> None:
-        """Notify the proposer as well."""
-        super().clear_cache_pool()  # type: ignore[misc]
-        self.drafting.on_engine_event("cache flushed")
+        refuse_larger_pool(self.target_worker.get_memory_pool()[0], self._table)
 
     # -- draft lengths ---------------------------------------------------------------------------------------------
 
@@ -121,28 +104,15 @@ class ExtendedWorker(StatesWorker):
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run one step of a batch, a prefill or drafts and their verification, as SGLang does."""
-        drafting = self.drafting
-        reqs = batch.reqs
+    def begin(self, batch: Any, draft_length: int) -> None:
         slots = batch.req_pool_indices
-        before = batch.seq_lens
-        if not batch.forward_mode.is_decode():
-            drafting.prefills = True
-            drafting.admit(reqs)
-            result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
-            drafting.append_first(reqs, finished_prefills(reqs), slots, before, result.next_token_ids.to(torch.int32))
-            return result
-        length = drafting.plan(reqs)
-        self._decoding = Decoding(reqs, drafting.rows, slots, before, batch.has_grammar)
+        self._decoding = Decoding(batch.reqs, self.drafting.rows, slots, batch.seq_lens, batch.has_grammar)
         self._draft = None
-        if not length:
-            self._drafts.idle(self._decoding)
-        result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
-        verified = torch.zeros_like(result.accept_lens) if self._draft is None else self._draft.lengths
-        result.cap_lens = verified + 1  # SGLang's name for the tokens that a row verifies
-        drafting.launched(reqs, self._draft, result)
-        return result
+        if not draft_length:
+            self._drafts.skip(self._decoding)
+
+    def draft_lengths(self, accept_lens: Tensor) -> Tensor | None:
+        return None if self._draft is None else self._draft.lengths
 
     def continued(self, engine_ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Let lookup continue the drafter's tokens [B, min(k, n)] int64.
@@ -153,22 +123,22 @@ class ExtendedWorker(StatesWorker):
         """
         drafting = self.drafting
         step = self._decoding
-        lacking = self.drafting.caps.engine_tokens - engine_ids.shape[1]
         plan = drafting.step_planner.plan
-        given = pad(engine_ids, (0, lacking), value=NO_TOKEN) if lacking else engine_ids
-        self._draft = self._drafts.propose(step._replace(engine_ids=given), length, plan)
+        missing = drafting.caps.engine_tokens - engine_ids.shape[1]
+        padded = pad(engine_ids, (0, missing), value=NO_TOKEN) if missing else engine_ids
+        self._draft = self._drafts.propose(step._replace(engine_ids=padded), length, plan)
         if self._draft is not None:
             return self._draft.token_ids.long().clamp_(min=0), self._draft.lengths  # a model embeds the padding, too
-        most = [min(plan.draft_length_for(req.rid), engine_ids.shape[1]) for req in step.reqs]
-        return pad(engine_ids, (0, length - engine_ids.shape[1])), on_device(most, torch.int64, engine_ids.device)
+        lengths = [min(plan.draft_length_for(req.rid), engine_ids.shape[1]) for req in step.reqs]
+        return pad(engine_ids, (0, length - engine_ids.shape[1])), on_device(lengths, torch.int64, engine_ids.device)
 
     def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Verify drafts, append what the rows emit to their texts, and observe."""
-        result = super().verify(batch, *args, **kwargs)  # type: ignore[misc]
+        result = super().verify(batch, *args, **kwargs)
         step = self._decoding
         emitted = result.next_token_ids
         lengths = result.accept_lens
-        self._operations.append(self.drafting.table, step.slots, step.before, emitted, result.accept_index, lengths)
+        self._operations.append(self._table, step.slots, step.before, emitted, result.accept_index, lengths)
         if self._draft is not None:
             self._drafts.observe(step, self._draft, lengths)
         return result

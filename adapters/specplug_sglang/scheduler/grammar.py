@@ -17,7 +17,7 @@ from specplug.grammar.states import MaskState
 from specplug.text.request_tokenizer import TAIL, JumpForwardTokenizer
 from specplug.types.step import Draft, EngineBatch
 from specplug_sglang.config import resolved_args
-from specplug_sglang.requests import goes_back
+from specplug_sglang.requests import can_roll_back
 
 
 class GrammarObjectState(MaskState):
@@ -74,7 +74,7 @@ class GrammarCompleter(Completer):
         self._done = None
 
     def _state(self, req: Any) -> GrammarObjectState | None:
-        if req.grammar is None or not goes_back(req.grammar):
+        if req.grammar is None or not can_roll_back(req.grammar):
             return None
         return GrammarObjectState(req.grammar, self._vocab_size, self._canonical, req.output_ids[-TAIL:])
 

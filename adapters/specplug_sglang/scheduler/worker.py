@@ -28,16 +28,15 @@ from specplug.errors import EngineError
 from specplug.seams.seam import hook
 from specplug.types.step import Draft
 from specplug_sglang import doctor, seams
-from specplug_sglang.config import largest_batches, resolved_args, rows_of_pool
-from specplug_sglang.requests import finished_prefills
+from specplug_sglang.config import largest_batches, resolved_args
 from specplug_sglang.scheduler import start_costs
 from specplug_sglang.scheduler.batches import Decoding, PlainSteps, decodes_plainly, prepare
-from specplug_sglang.scheduler.drafting import ProposerDrafting
+from specplug_sglang.scheduler.drafting import Drafting
 from specplug_sglang.scheduler.grammar import shorten_rollbacks
 from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.verification import acceptance, attention
 from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths
-from specplug_sglang.verification.trees import TokenTable, operations_for
+from specplug_sglang.verification.trees import TokenTable, choose_operations
 
 
 class SpeculativeWorker(BaseSpecWorker):
@@ -63,21 +62,16 @@ class SpeculativeWorker(BaseSpecWorker):
         hook(kv_cache_configurator, "get_req_to_token_extra_context_len", extra_context_len)
         shorten_rollbacks(server_args)
         # Runs before SGLang sizes its cache, so these allocations are counted.
-        self.drafting = ProposerDrafting(
-            server_args,
-            self.model_runner.model_config,
-            slots=rows_of_pool(server_args),
-            device=self.device,
-            rank=self.ranks.rank,
-            tokenizer=getattr(target_worker, "tokenizer", None),
-        )
-        self._operations = operations_for(self.drafting.table)
+        self.drafting = Drafting(server_args, target_worker, self.ranks)
+        assert self.drafting.table is not None
+        self.table = self.drafting.table
+        self._operations = choose_operations(self.table)
         self._leave_room()
         self.speculative_num_draft_tokens = self.drafting.caps.max_draft_length + 1
         self.draft_lengths = DraftLengths(self.model_runner, self.speculative_num_draft_tokens)
         self._keeps_states = mambaish_config(self.model_runner.model_config) is not None
         self.decodes_plainly = decodes_plainly(self.model_runner.model_config, server_args)
-        self.plain_steps = PlainSteps(target_worker, self.drafting.table)
+        self.plain_steps = PlainSteps(target_worker, self.table)
         acceptance.count_lossy(server_args)
         if self.ranks.rank == 0:
             doctor.launch_of(server_args).announce()
@@ -102,7 +96,7 @@ class SpeculativeWorker(BaseSpecWorker):
     def alloc_memory_pool(self, memory_pool_config: Any = None, **pools: Any) -> None:
         """Store the target's pools; refuse a request pool with more rows than the token table (`EngineError`)."""
         self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
-        refuse_larger_pool(self.req_to_token_pool, self.drafting.table)
+        refuse_larger_pool(self.req_to_token_pool, self.table)
 
     def init_attention_backends(self) -> None:
         """Limit what SGLang captures next, the maximum draft length."""
@@ -127,16 +121,15 @@ class SpeculativeWorker(BaseSpecWorker):
         """Return the largest batch of each draft length that plans may choose, by nodes per request."""
         drafting = self.drafting
         without = DECODING if self.decodes_plainly else 1
-        most = drafting.table.tokens.shape[0]
         stage = drafting.step_planner.stage
-        largest = largest_batches(drafting.caps.captured_draft_lengths, stage.longest_draft, most)
+        largest = largest_batches(drafting.caps.captured_draft_lengths, stage.longest_draft, len(self.table.tokens))
         return {length + 1 if length else without: batch for length, batch in largest.items() if batch}
 
     # -- SGLang's notifications ------------------------------------------------------------------------------------
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """Process the accepted counts of a step; SGLang calls this one step late."""
-        self.drafting.verified(num_correct_drafts_per_req)
+        self.drafting.results.verified(num_correct_drafts_per_req)
 
     def clear_cache_pool(self) -> None:
         """Notify proposers: an operator who drops cached prompts may want drafts dropped too."""
@@ -156,33 +149,27 @@ class SpeculativeWorker(BaseSpecWorker):
         return self._extend(batch, on_publish)
 
     def _extend(self, batch: Any, on_publish: Any) -> Any:
-        """Run a prefill on the target.  Proposers read prompts at the first step that drafts."""
-        drafting = self.drafting
-        reqs = batch.reqs
-        drafting.prefills = True
-        drafting.admit(reqs)
+        """Run a prefill on the target."""
+        self.drafting.prefill(batch.reqs)
         result = self.target_worker.forward_batch_generation(batch)
         if on_publish is not None:
             on_publish(batch.seq_lens)
         tokens = result.next_token_ids.to(torch.int32)
-        drafting.append_first(reqs, finished_prefills(reqs), batch.req_pool_indices, batch.seq_lens, tokens)
+        self.drafting.append_first(batch.reqs, batch.req_pool_indices, batch.seq_lens, tokens)
         return self.plain_steps.completed(result, tokens, batch.seq_lens)
 
     def _decode(self, batch: Any, on_publish: Any) -> Any:
         """Draft and verify, or decode plainly if there is nothing to verify."""
-        draft_length = self.drafting.plan(batch.reqs)
-        rows = self.drafting.rows
-        slots = batch.req_pool_indices
-        before = batch.seq_lens
-        step = Decoding(batch.reqs, rows, slots, before, batch.has_grammar)
+        drafting = self.drafting
+        draft_length = drafting.plan(batch.reqs)
+        step = Decoding(batch.reqs, drafting.rows, batch.req_pool_indices, batch.seq_lens, batch.has_grammar)
         draft = self._draft(step, draft_length)
         result = self.run_target(batch, step, draft, on_publish)
-        drafts = self.drafting.drafts
-        if drafts is not None and draft is not None:
-            drafts.observe(step, draft, result.accept_lens)
-        elif drafts is not None:
-            drafts.plain(step, None if draft_length else self.drafting.step_planner.plan)
-        self.drafting.launched(batch.reqs, draft, result)
+        if drafting.drafts is not None and draft is not None:
+            drafting.drafts.observe(step, draft, result.accept_lens)
+        elif drafting.drafts is not None:
+            drafting.drafts.trace_plain(step, None if draft_length else drafting.step_planner.plan)
+        drafting.add_launched(batch.reqs, 0 if draft is None else draft.draft_length, result)
         return result
 
     def run_target(self, batch: Any, step: Decoding, draft: Draft | None, on_publish: Any = None) -> Any:
@@ -199,13 +186,11 @@ class SpeculativeWorker(BaseSpecWorker):
         """Return drafts of B rows, the same on all ranks; None if nothing is drafted."""
         drafting = self.drafting
         ranks = self.ranks
-        if not (ranks.is_alone or drafting.reads_lengths):
-            draft_length = ranks.agree(draft_length)
         draft = None
         if drafting.drafts is not None and draft_length:
             draft = drafting.drafts.propose(step, draft_length, drafting.step_planner.plan)
         elif drafting.drafts is not None:
-            drafting.drafts.idle(step)
+            drafting.drafts.skip(step)
         if ranks.is_alone:
             return draft
         if drafting.reads_lengths:  # drafts are as long as their longest row
@@ -220,11 +205,12 @@ class SpeculativeWorker(BaseSpecWorker):
         drafting = self.drafting
         slots = step.slots
         before = step.before
-        given = Draft.allocate(len(batch.reqs), 0, device=self.device) if draft is None else draft
+        if draft is None:
+            draft = Draft.allocate(len(batch.reqs), 0, device=self.device)
         places = self.req_to_token_pool.req_to_token
-        verified = self._operations.verification(given, drafting.table, slots, before, places)
+        verified = self._operations.verification(draft, self.table, slots, before, places)
         nodes = verified.nodes
-        n = given.draft_length + 1
+        n = draft.draft_length + 1
         with self.draft_lengths.using(n):
             backend = self.model_runner.attn_backend
             mask = None
@@ -239,9 +225,9 @@ class SpeculativeWorker(BaseSpecWorker):
             acceptance.sample_plainly(self.model_runner.sampler, batch, logits, predict, n)
             if self._keeps_states:  # within `using`: the backend that attended knows which state belongs to which row
                 commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, n)
-        if given.parents is not None or batch.return_logprob:
-            self._settle(batch, given, accept_lens, accept_index, predict, logits)
-        accepted = self._operations.append(drafting.table, slots, before, predict, accept_index, accept_lens)
+        if draft.parents is not None or batch.return_logprob:
+            self._settle(batch, draft, accept_lens, accept_index, predict, logits)
+        accepted = self._operations.append(self.table, slots, before, predict, accept_index, accept_lens)
         if on_publish is not None:
             on_publish(accepted.new_seq_lens)
         batch.forward_mode = ForwardMode.DECODE

@@ -25,7 +25,7 @@ from specplug.errors import EngineError
 from specplug.metrics import LossyCounter
 from specplug.seams.seam import hook
 from specplug_sglang.config import lossy_arguments, resolved_args, verifies_greedily
-from specplug_sglang.requests import served_plainly
+from specplug_sglang.requests import inexact_feature
 from specplug_sglang.verification.trees import Nodes, on_device
 
 
@@ -66,7 +66,7 @@ def sample_plainly(sampler: Any, batch: Any, logits: Any, predict: Tensor, n: in
         or info.acc_scaling_penalties is not None
     ):
         return  # SGLang's flags rule such rows out, without a loop over requests
-    rows = [row for row, req in enumerate(batch.reqs) if served_plainly(req) is not None]
+    rows = [row for row, req in enumerate(batch.reqs) if inexact_feature(req) is not None]
     if not rows:
         return
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
@@ -96,26 +96,24 @@ def verify(runner: Any, batch: Any, logits: Any, grammar_mask: Any) -> Verified:
     """
     from sglang.srt.speculative.eagle_utils import eagle_sample
 
-    sample = sampling_by(runner.sampler)
-    return sample(eagle_sample, batch.spec_info, batch, logits, grammar_mask, watermark_state=runner.watermark_state)
+    inputs = batch.spec_info, batch, logits, grammar_mask
+    return sample(runner.sampler, eagle_sample, *inputs, watermark_state=runner.watermark_state)
 
 
-def sampling_by(sampler: Any) -> Callable[..., Verified]:
-    """Return a function that stands around SGLang's `eagle_sample`: tokens are drawn by the target's `sampler`."""
-
-    def sample(original: Callable[..., Verified], nodes: Any, batch: Any, *args: Any, **kwargs: Any) -> Verified:
-        info = batch.sampling_info
-        if info.is_all_greedy or (info.sampling_seed is None and not verifies_greedily()):
-            return original(nodes, batch, *args, **kwargs)
-        # Greedy verification is the cheapest, and changes the logits as any other does.
-        batch.sampling_info = replace(info, is_all_greedy=True)
-        try:
-            found = original(nodes, batch, *args, **kwargs)
-        finally:
-            batch.sampling_info = info
-        return _accept(nodes, _drawn(sampler, nodes, info, args[0]), found)
-
-    return sample
+def sample(
+    sampler: Any, original: Callable[..., Verified], nodes: Any, batch: Any, *args: Any, **kwargs: Any
+) -> Verified:
+    """Stand around SGLang's `eagle_sample`: where that would be inexact, tokens are drawn by the target's `sampler`."""
+    info = batch.sampling_info
+    if info.is_all_greedy or (info.sampling_seed is None and not verifies_greedily()):
+        return original(nodes, batch, *args, **kwargs)
+    # Greedy verification is the cheapest, and changes the logits as any other does.
+    batch.sampling_info = replace(info, is_all_greedy=True)
+    try:
+        alike = original(nodes, batch, *args, **kwargs)
+    finally:
+        batch.sampling_info = info
+    return _accept(nodes, _drawn(sampler, nodes, info, args[0]), alike)
 
 
 def _drawn(sampler: Any, nodes: Any, info: Any, logits: Any) -> Tensor:
@@ -172,7 +170,7 @@ _KERNEL = "tree_speculative_sampling_target_only"
 def count_lossy(server_args: Any) -> None:
     """Count what this process verifies by sampling; refuse a lossy server without the kernel (`EngineError`)."""
     module = _home(server_args.device)
-    if not hasattr(module, _KERNEL):  # SGLang has it on GPUs only; elsewhere `sampling_by` draws, losslessly
+    if not hasattr(module, _KERNEL):  # SGLang has it on GPUs only; elsewhere `sample` draws, losslessly
         if server_args.device != "cpu" and lossy_arguments(resolved_args(server_args)):
             raise EngineError.build(
                 "cannot count how far lossy acceptance departs",

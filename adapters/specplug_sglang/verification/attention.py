@@ -90,10 +90,10 @@ def mask_of(batch: Any, nodes: Nodes, max_length: int) -> Tensor:
     rows, n = nodes.tokens.shape
     device = nodes.tokens.device
     sees = chain_sees(rows, n, device) if nodes.sees is None else nodes.sees
-    return sees.flatten() if device.type == "cpu" else whole_mask(sees, batch.seq_lens, most_cached(batch, max_length))
+    return sees.flatten() if device.type == "cpu" else whole_mask(sees, batch.seq_lens, max_cached(batch, max_length))
 
 
-def most_cached(batch: Any, max_length: int) -> int:
+def max_cached(batch: Any, max_length: int) -> int:
     """Return the number of cached tokens of all rows, or an upper bound if only the device has the lengths."""
     if batch.seq_lens_cpu is not None:
         return int(batch.seq_lens_cpu.sum())

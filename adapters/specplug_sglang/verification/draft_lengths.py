@@ -62,7 +62,7 @@ class DraftLengths:
         wanted = {self._widest: 0, **nodes}
         if not nodes or config is None or not config.decode.bs:
             return
-        rows = max(max(n, 1) * (needed_batches(config.decode.bs, most) or [0])[-1] for n, most in wanted.items())
+        rows = max(max(n, 1) * (needed_batches(config.decode.bs, batch) or [0])[-1] for n, batch in wanted.items())
         self._limits.enter_context(_as_if_batches_ended_at(wanted[self._widest]))
         self._runner.max_decode_logits_rows = lambda: rows
         self._limits.callback(delattr, self._runner, "max_decode_logits_rows")

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from specplug.launching import Launcher, power_of_two
+from specplug.launching import Launcher
 from specplug.types.step import Draft
 from specplug_sglang.verification import trees
 from specplug_sglang.verification.trees import Accepted, TokenTable, Verification
@@ -132,7 +132,7 @@ def verification(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor,
         counts,
         n,
         types=(slots.dtype, before.dtype),
-        BLOCK=_block(table),
+        BLOCK=table.block,
     )
     return Verification(table.chains(rows, n), cached, counts)
 
@@ -160,11 +160,6 @@ def append(
         last,
         n,
         types=(predict.dtype, accept_index.dtype, accept_lens.dtype, slots.dtype, before.dtype),
-        BLOCK=_block(table),
+        BLOCK=table.block,
     )
     return Accepted(emitted, new_seq_lens, last)
-
-
-def _block(table: TokenTable) -> int:
-    """Return the least power of two that holds the nodes of any step, so that no step compiles a kernel again."""
-    return power_of_two(table.most_emitted)

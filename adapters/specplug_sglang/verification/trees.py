@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specplug.launching import power_of_two
 from specplug.types.step import Draft
 
 
@@ -39,20 +40,22 @@ class TokenTable:
 
     Args:
         slots, length: S rows, and L, the longest text.
-        most_emitted: most tokens that a step emits per request.
+        max_emitted: most tokens that a step emits per request.
         device: the table's device.
 
     Attributes:
-        tokens: [S, L + most_emitted + 1] int32; undefined at and beyond a row's length.
-        places: [most_emitted] int64, the numbers from 0 on.
-        nodes: [4, S * most_emitted] int64, where kernels write the nodes of chains.
+        tokens: [S, L + max_emitted + 1] int32; undefined at and beyond a row's length.
+        places: [max_emitted] int64, the numbers from 0 on.
+        nodes: [4, S * max_emitted] int64, where kernels write the nodes of chains.
+        block: the least power of two that holds the nodes of any step, so that no step compiles a kernel again.
     """
 
-    def __init__(self, slots: int, length: int, most_emitted: int, device: torch.device) -> None:
-        self.tokens = torch.zeros(slots, length + most_emitted + 1, dtype=torch.int32, device=device)
-        self.most_emitted = most_emitted
-        self.places = torch.arange(most_emitted, device=device)
-        self.nodes = torch.empty(4, slots * most_emitted, dtype=torch.int64, device=device)
+    def __init__(self, slots: int, length: int, max_emitted: int, device: torch.device) -> None:
+        self.tokens = torch.zeros(slots, length + max_emitted + 1, dtype=torch.int32, device=device)
+        self.max_emitted = max_emitted
+        self.block = power_of_two(max_emitted)
+        self.places = torch.arange(max_emitted, device=device)
+        self.nodes = torch.empty(4, slots * max_emitted, dtype=torch.int64, device=device)
         self.chains = lru_cache(maxsize=256)(self._chains)
 
     def _chains(self, rows: int, n: int) -> Nodes:
@@ -244,7 +247,7 @@ def append(
     return Accepted(emitted.flatten(), before + accept_lens, last.flatten().to(torch.int32))
 
 
-def operations_for(table: TokenTable) -> ModuleType:
+def choose_operations(table: TokenTable) -> ModuleType:
     """Return the module whose `verification` and `append` suit the token table's device; compile its kernels."""
     device = table.tokens.device
     operations = sys.modules[__name__]

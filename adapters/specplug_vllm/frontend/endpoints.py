@@ -23,7 +23,7 @@ from specplug.requests.clients import Clients
 from specplug.seams.seam import hook
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_vllm import seams
-from specplug_vllm.config import is_requested, required
+from specplug_vllm.config import require_settings, use_of
 from specplug_vllm.worker import status
 
 _GROUP = "vllm.endpoint_plugins"
@@ -45,9 +45,9 @@ def _with_ours(original: Callable[..., list[Any]], supported_tasks: Any = None) 
     if envs.VLLM_PLUGINS is not None:
         return [*original(supported_tasks), _ClientsKept()]
     others = {point.name for point in entry_points(group=_GROUP)} - {SpecplugEndpoints.name}
-    found = original(supported_tasks) if others else []  # vLLM warns of each plug-in that it skips
+    loaded = original(supported_tasks) if others else []  # vLLM warns of each plug-in that it skips
     fits = set(SpecplugEndpoints.required_tasks) & set(supported_tasks or ())
-    return [*found, *([SpecplugEndpoints()] if fits else ()), _ClientsKept()]
+    return [*loaded, *([SpecplugEndpoints()] if fits else ()), _ClientsKept()]
 
 
 class _ClientsKept:
@@ -81,10 +81,10 @@ class SpecplugEndpoints:
             return
         import vllm.envs as envs
 
-        is_ours = engine_client is not None and is_requested(engine_client.vllm_config)
+        is_ours = engine_client is not None and use_of(engine_client.vllm_config)
         state.specplug = _server(engine_client) if is_ours else None
         keys = [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]
-        state.specplug_access = routes.Access(Operators(), keys)
+        state.specplug_access = Operators(api_keys=keys)
 
 
 def _server(engine_client: Any) -> routes.OperatedServer:
@@ -92,7 +92,7 @@ def _server(engine_client: Any) -> routes.OperatedServer:
 
     cores = engine_client.engine_core
     model = engine_client.vllm_config.model_config
-    settings = required(engine_client.vllm_config).settings
+    settings = require_settings(engine_client.vllm_config).settings
     tokenizer = None
     reads_texts = settings.corpora.store is not None or settings.trace.path is not None
     if reads_texts and not model.skip_tokenizer_init:

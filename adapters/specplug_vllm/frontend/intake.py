@@ -23,11 +23,11 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from specplug.errors import RequestError
 from specplug.requests import arguments, clients, predicted, wire
-from specplug.requests.front_end import FieldParser
+from specplug.requests.parsing import FieldParser
 from specplug.seams.seam import hook
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_vllm import seams
-from specplug_vllm.config import extended_method, proposes, resolved, runner_of
+from specplug_vllm.config import resolve_settings, runner_of, use_of
 from specplug_vllm.worker import status
 
 _PARSER = "_specplug_parser"  # attribute of an InputProcessor whose server enables specplug
@@ -71,14 +71,14 @@ def _open_http() -> None:
 
 def _init_processor(original: Callable[..., None], processor: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
     original(processor, vllm_config, *args, **kwargs)
-    found = resolved(vllm_config)
+    found = resolve_settings(vllm_config)
     if found is None:
         return
     model = vllm_config.model_config
     tokenizer = RequestTokenizer(functools.partial(cached_tokenizer_from_config, model))
     parser = FieldParser(found, model.get_vocab_size(), tokenizer, InvalidRequest, OverloadedRequest)
     setattr(processor, _PARSER, parser)
-    if proposes(vllm_config) and not extended_method(vllm_config) and runner_of(vllm_config) == "v2":
+    if use_of(vllm_config) == "proposers" and runner_of(vllm_config) == "v2":
         from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_LOGIT_BIAS_TOKENS
 
         setattr(vllm_config.speculative_config, _LIMIT, MAX_NUM_LOGIT_BIAS_TOKENS)
@@ -96,8 +96,8 @@ def _process_inputs(
     original: Callable[..., Any], processor: Any, request_id: Any, prompt: Any, params: Any, *args: Any, **kwargs: Any
 ) -> Any:
     parser: FieldParser | None = getattr(processor, _PARSER, None)
-    if parser is not None and arguments.are_given(_extra_args(params)):
-        params = _with_extra_args(params, parser.parsed(params.extra_args))
+    if parser is not None and arguments.has_fields(_extra_args(params)):
+        params = _with_extra_args(params, parser.parse_fields(params.extra_args))
     return original(processor, request_id, prompt, params, *args, **kwargs)
 
 
@@ -105,10 +105,10 @@ async def _add_request(
     original: Callable[..., Any], engine: Any, request_id: Any, prompt: Any, params: Any, *args: Any, **kwargs: Any
 ) -> Any:
     parser = _parser(engine)
-    client = clients.current()
-    if parser is not None and arguments.are_given(_extra_args(params)):
+    client = clients.current_client()
+    if parser is not None and arguments.has_fields(_extra_args(params)):
         copies = getattr(params, "n", None) or 1
-        params = _with_extra_args(params, await parser.admitted(params.extra_args, client, copies))
+        params = _with_extra_args(params, await parser.admit(params.extra_args, client, copies))
     if parser is not None and client is not None and hasattr(params, "extra_args"):
         tenant = parser.tenant_of(client)
         if client.digest is not None or tenant is not None:
@@ -134,13 +134,13 @@ async def _check_model(original: Callable[..., Any], serving: Any, request: Any)
     prediction = getattr(request, "prediction", None)  # OpenAI's field, which vLLM keeps and does not use
     if prediction is not None and holder is request:
         given = parser.with_prediction(given, prediction)
-    client = clients.current()
+    client = clients.current_client()
     if client is not None:
         parser.tenant_of(client)  # refuses an invalid one
-    if arguments.are_given(given):
+    if arguments.has_fields(given):
         try:
-            setattr(holder, name, await parser.admitted(given, client, _copies(request, holder)))
-            if (of_request := predicted.current()) is not None:
+            setattr(holder, name, await parser.admit(given, client, _copies(request, holder)))
+            if (of_request := predicted.current_prediction()) is not None:
                 of_request.read(getattr(holder, name))
         except OverloadedRequest as error:
             return serving.create_error_response(str(error), "TooManyRequestsError", HTTPStatus.TOO_MANY_REQUESTS)
@@ -189,7 +189,7 @@ def _generate(
 ) -> AsyncIterator[Any]:
     """Let a prediction's counts take in the tokens of its completions."""
     outputs = original(engine, *args, **kwargs)
-    of_request = predicted.current()
+    of_request = predicted.current_prediction()
     return outputs if of_request is None or not of_request.details() else _counted(outputs, of_request)
 
 
@@ -208,7 +208,7 @@ def _init_usage(original: Callable[..., None], usage: Any, **fields: Any) -> Non
     from vllm.entrypoints.serve.engine.protocol import CompletionTokenUsageInfo
 
     original(usage, **fields)
-    of_request = predicted.current()
+    of_request = predicted.current_prediction()
     if of_request is not None and (counts := of_request.details()):
         known = usage.completion_tokens_details
         given = {**(known.model_dump() if known else {}), **counts}

@@ -36,8 +36,8 @@ def install() -> None:
 
 
 def _get_parser(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    found = original(*args, **kwargs)
-    return None if found is None else by_token(found)
+    parser = original(*args, **kwargs)
+    return None if parser is None else by_token(parser)
 
 
 def by_token(parser: type[Any]) -> type[Any]:
@@ -63,7 +63,7 @@ def by_token(parser: type[Any]) -> type[Any]:
         if cut is None or len(cut) < 2:
             return original(self, delta_text, delta_token_ids, request, prompt_token_ids, finished=finished)
         last = len(cut) - 1
-        return merged(
+        return merge(
             original(self, text, [token], request, prompt_token_ids, finished=finished and at == last)
             for at, (text, token) in enumerate(zip(cut, delta_token_ids, strict=True))
         )
@@ -112,7 +112,7 @@ class TokenTexts:
         return [text[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def merged(messages: Iterable[Any]) -> Any:
+def merge(messages: Iterable[Any]) -> Any:
     """Return what was parsed of a piece's tokens as one message of the stream; None if that is nothing."""
     parts: list[Any] = []
     for message in messages:

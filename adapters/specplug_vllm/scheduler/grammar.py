@@ -18,7 +18,6 @@ from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.text.request_tokenizer import TAIL, JumpForwardTokenizer
 from specplug.types.caps import Distribution
-from specplug_vllm.config import runner_of
 from specplug_vllm.step_metadata import Constrained
 
 
@@ -53,21 +52,20 @@ class StructuredOutputState(MaskState):
 
 
 class Grammars:
-    """Adds forced tokens to drafts, and records for the workers what grammars cut and added.
+    """Adds forced tokens to V1's drafts, and records for the workers what grammars cut and added.
 
     Args:
-        vllm_config: config of a server with specplug enabled.
+        vllm_config: config of a server with specplug enabled, of the V1 runner.
         step_planner: its plans bound the length of the drafts.
 
     Attributes:
-        adds: whether tokens are added: only on V1 with one-hot drafts, as added tokens have no draft distribution.
+        adds: whether tokens are added: only to one-hot drafts, as added tokens have no draft distribution.
         constrained: effects of grammars on the drafts that wait to be scheduled, by request id.
     """
 
     def __init__(self, vllm_config: Any, step_planner: ServerPlanner[Any]) -> None:
         self._step_planner = step_planner
-        self._is_v1 = runner_of(vllm_config) == "v1"
-        self.adds = self._is_v1 and not _states_distributions(step_planner, vllm_config.device_config.device_type)
+        self.adds = not _states_distributions(step_planner, vllm_config.device_config.device_type)
         self._vocab_size = int(vllm_config.model_config.get_vocab_size())
         self._longest = int(vllm_config.model_config.max_model_len)
         self._guard = FaultGuard(SOURCE, sink=lambda name, kind: step_planner.faults.update([(name, kind)]))
@@ -81,7 +79,7 @@ class Grammars:
             scheduler: vLLM's, with "requests" and "structured_output_manager".
             drafts: the worker's `DraftTokenIds`, uncut.
         """
-        if not self._is_v1 or not (self._step_planner.plan.draft_length or self.constrained):
+        if not (self._step_planner.plan.draft_length or self.constrained):
             return
         offered = dict(zip(drafts.req_ids, drafts.draft_token_ids, strict=False))
         rows = [scheduler.requests.get(name) for name in offered]
@@ -120,11 +118,11 @@ class Grammars:
                 self._canonical,
                 request.output_token_ids[-TAIL:],
             )
-            found = follow(state, own, room)
-            request.spec_token_ids = own + found.added
-            spare -= len(found.added)
+            followed = follow(state, own, room)
+            request.spec_token_ids = own + followed.added
+            spare -= len(followed.added)
             counted = self.constrained[request.request_id]
-            self.constrained[request.request_id] = counted._replace(confidence=tuple(found.confidence))
+            self.constrained[request.request_id] = counted._replace(confidence=tuple(followed.confidence))
 
     def _room(self, request: Any) -> int:
         """Return the draft length that the plan and the request allow."""

@@ -1,211 +1,239 @@
-"""vLLM's schedulers with specplug's plans: for drafts of specplug's proposers, and for those of vLLM's own drafters."""
+"""vLLM's schedulers with specplug's plans, for the drafts of specplug's proposers and those of vLLM's own drafters.
+
+They run in the engine core process.  A plan made while step t is scheduled shapes the drafts made at the end of t,
+which step t + 1 verifies.  Under async scheduling vLLM schedules t + 1 before it has the output of t, so the planner's
+data is one step older.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
+from time import perf_counter
 from typing import Any
 
-from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import RequestStatus
 
+from specplug.cost.store import UNKNOWN
+from specplug.operator.server_planner import ServerPlanner
 from specplug.steps.outcome_counts import OutcomeCounts
-from specplug.steps.step_planner import DraftResult
-from specplug.steps.stops import tokens_before_stop
+from specplug.steps.step_planner import UNREPORTED, Bounds, DraftResult, until_stop
 from specplug.types.request import EngineEventKind
-from specplug.types.step import StepPlan
+from specplug.types.step import StepCost, StepPlan, StepRecord
 from specplug_vllm import seams, step_metadata
-from specplug_vllm.config import engine_method, may_skip_drafts, ranks_step_together, runner_of
+from specplug_vllm.config import (
+    drafter_of,
+    has_lockstep_ranks,
+    may_skip_drafts,
+    plugin_context,
+    require_settings,
+    use_of,
+)
+from specplug_vllm.requests import DraftRules, fields_of
+from specplug_vllm.scheduler import timing
+from specplug_vllm.scheduler.endings import Endings
 from specplug_vllm.scheduler.grammar import Grammars
-from specplug_vllm.scheduler.planned import PlanningMixin
-from specplug_vllm.step_metadata import Ending
-
-_LEAD = 4  # prompt tokens decoded before the output, as many tokenizers decode the first tokens of a text differently
-_NEWEST = 256  # output tokens decoded: the front end aborts a request a few steps after its stop string
-_KNOWN = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_ABORTED)
+from specplug_vllm.scheduler.row_lengths import RowLengths
+from specplug_vllm.startup import recurrent
+from specplug_vllm.step_metadata import StepMetadata
+from specplug_vllm.worker import status
 
 
-class Endings:
-    """Collects the endings of requests between two steps for the workers, which get only finished ids from vLLM.
-
-    The front end detects stop strings: it cuts the text and aborts the request.  By then the request may have run
-    further steps, or may have ended by itself after the stop string.
-
-    Args:
-        model_config: vLLM's.  A server without a tokenizer has no stop strings.
+class PlanningMixin:
+    """Mixin of the schedulers with specplug's plans; it must stand before vLLM's scheduler among the bases.
 
     Attributes:
-        newest: the endings since the last call of `take`, by request id.
+        step_planner: makes the plans and processes the verified steps.
+        built_with: the arguments of the constructor.
+        start_costs: what steps cost, as far as it is known before the first request.
+        counts: results of the drafts of vLLM's own drafter; None if specplug's proposers draft, which workers count.
     """
 
-    def __init__(self, model_config: Any) -> None:
-        self._tokenizer = None if model_config.skip_tokenizer_init else cached_tokenizer_from_config(model_config)
-        self.newest: dict[str, Ending] = {}
-
-    def note(self, request: Any) -> None:
-        """Record how a `Request` ended."""
-        self.newest[request.request_id] = self._ending(request)
-
-    def take(self) -> dict[str, Ending]:
-        """Return the endings since the last call, by request id."""
-        taken = self.newest
-        self.newest = {}
-        return taken
-
-    def _ending(self, request: Any) -> Ending:
-        params = request.sampling_params
-        aborted = request.status == RequestStatus.FINISHED_ABORTED
-        if params is None or request.status not in _KNOWN:
-            return Ending(aborted)
-        if not params.stop or self._tokenizer is None:
-            return Ending(aborted, request.num_tokens)
-        seen = self._before_stop(request, params)
-        if seen is not None:
-            return Ending(aborted=False, visible=request.num_prompt_tokens + seen)
-        # The front end may have aborted the request for a stop string that is not found here.
-        return Ending(aborted, None if aborted else request.num_tokens)
-
-    def _before_stop(self, request: Any, params: Any) -> int | None:
-        prompt = request.num_prompt_tokens
-        return tokens_before_stop(
-            request.output_token_ids,
-            [params.stop] if isinstance(params.stop, str) else params.stop,
-            _decoder(self._tokenizer, params.skip_special_tokens),
-            lead=request.all_token_ids[max(0, prompt - _LEAD) : prompt],
-            least=params.min_tokens,
-            keep=params.include_stop_str_in_output,
-            newest=_NEWEST,
-        )
-
-
-def _decoder(tokenizer: Any, skip_special_tokens: bool) -> Callable[[list[int]], str]:
-    """Return a function that decodes like vLLM's front end, which does not clean up spaces."""
-    options = {"clean_up_tokenization_spaces": False} if hasattr(tokenizer, "clean_up_tokenization_spaces") else {}
-
-    def decode(ids: list[int]) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, **options))
-
-    return decode
-
-
-class _DraftingMixin(PlanningMixin):
-    """Mixin that sends the workers step metadata, and completes the drafts of requests with a grammar."""
+    vllm_config: Any
+    kv_cache_config: Any
+    num_spec_tokens: int
+    dynamic_sd_lookup: Any
+    running: list[Any]
+    requests: dict[str, Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        seams.require("scheduler")
         super().__init__(*args, **kwargs)
-        self._endings = Endings(self.vllm_config.model_config)
+        self.built_with = args, kwargs
+        config = self.vllm_config
+        resolved = require_settings(config)
+        longest = int(config.model_config.max_model_len)
+        rules = DraftRules(config)
+
+        def bounds(request: Any) -> Bounds:
+            params = request.sampling_params
+            cap = None if params is None else fields_of(params, rules)[0].cap
+            return Bounds(min(request.num_prompt_tokens + request.max_tokens, longest), cap)
+
+        context = plugin_context(config, resolved.settings.seed)
+        self.step_planner: ServerPlanner[Any] = ServerPlanner(
+            resolved, context, attrgetter("request_id"), attrgetter("num_tokens"), bounds
+        )
+        self.start_costs = UNKNOWN
+        status.install_engine_core()
+        timing.install()
+        if recurrent.is_recurrent(config):
+            recurrent.refuse_layers(self.kv_cache_config)
+        self.dynamic_sd_lookup = None  # no choice by batch size: specplug reads vLLM's list as captured draft lengths
+        self._lengths = RowLengths(config, self.step_planner.caps, rules)
+        self._lengths.follow(self.step_planner.plan, self.running)
+        self._began = 0.0
+        self._launched: deque[StepRecord] = deque()
+        self._results: list[DraftResult] = []
+        is_engines = use_of(config) == "engine"
+        if is_engines:
+            seams.require("engine drafts")
+        longest_draft = self.step_planner.caps.max_draft_length
+        self.counts = OutcomeCounts(drafter_of(config), longest_draft) if is_engines else None
+        self._asks_ranks = is_engines and has_lockstep_ranks(config) and may_skip_drafts(config)
+        self._endings = Endings(config.model_config)
         self._events: list[EngineEventKind] = []
-        self._newest = step_metadata.NO_METADATA  # the newest metadata of a step with nothing but a plan
-        self._grammars = Grammars(self.vllm_config, self.step_planner)
+        completes = not is_engines and rules.runner == "v1"
+        self._grammars = Grammars(config, self.step_planner) if completes else None
+        self._plain = StepMetadata()  # the newest metadata of a step with nothing but a plan
+
+    # -- a step, in the order of its calls ------------------------------------------------------------------------
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Schedule as vLLM does, with the plan's row length in place of the server's maximum draft length."""
+        self._began = perf_counter()
+        self._lengths.cut(self.step_planner.plan, self.running)
+        max_length = self.num_spec_tokens
+        self.num_spec_tokens = self._lengths.placeholders
+        try:
+            return super().schedule(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.num_spec_tokens = max_length
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        """Make the plan before vLLM decides how many draft tokens to expect from the step."""
+        planner = self.step_planner
+        planner.forget(scheduler_output.finished_req_ids)
+        if planner.reads_costs:
+            # vLLM also runs steps without any request, whose drafts are no evidence.
+            is_reported = scheduler_output.num_scheduled_tokens and not planner.is_off
+            self._launched.append(self._launch(scheduler_output) if is_reported else UNREPORTED)
+        plan = planner.make(self.running)
+        self._lengths.follow(plan, self.running)
+        scheduler_output.num_spec_tokens_to_schedule = self._lengths.drafted
+        if self.counts is None:
+            step_metadata.attach(scheduler_output, self._metadata(scheduler_output, plan))
+        super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
+        if self._asks_ranks and not scheduler_output.num_spec_tokens_to_schedule:
+            # The other data-parallel ranks are asked to skip the drafts as well.  If one of them drafts, this one does,
+            # too, as the drafter's forward passes are of all ranks.  vLLM has noted that no draft is verified.
+            scheduler_output.num_spec_tokens_to_schedule = planner.caps.max_draft_length
+            scheduler_output.skip_drafts = True
+
+    def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> Any:
+        """Record how many draft tokens of one request were accepted."""
+        self._results.append((kwargs["request_id"], kwargs["num_draft_tokens"], kwargs["num_accepted_tokens"]))
+        return super().make_spec_decoding_stats(*args, **kwargs)  # type: ignore[misc]
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Process a step's output, which arrives in scheduling order, and report the step to the planner."""
+        ended = perf_counter()
+        outputs = super().update_from_output(  # type: ignore[misc]
+            scheduler_output, model_runner_output, *args, **kwargs
+        )
+        report = step_metadata.report_of(model_runner_output)
+        if report.profiled:
+            self.step_planner.stage.calibrate(report.profiled)
+        sent = [each for of_client in outputs.values() for each in of_client.outputs]
+        results = self._results
+        self._results = []
+        if results:
+            received = {each.request_id: len(each.new_token_ids) for each in sent if each.finish_reason is not None}
+            results = [until_stop(result, received.get(result[0], result[2] + 1)) for result in results]
+        if self.counts is not None:
+            self._count(self._launched[0].plan if self._launched else self.step_planner.plan, results, sent)
+        if self._launched:
+            step = self._launched.popleft()
+            step = step if report.verified is None else step.verifying(report.verified)
+            # The report is of the drafts that this step verified, so that the host function has ended.
+            self.step_planner.finish(step, results, ended, report.drafts)
+        return outputs
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Let vLLM cut a step's drafts by their grammars, then add the tokens that grammars force."""
         super().update_draft_token_ids(draft_token_ids)  # type: ignore[misc]
-        self._grammars.complete(self, draft_token_ids)
+        if self._grammars is not None:
+            self._grammars.complete(self, draft_token_ids)
 
-    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
-        """Notify proposers with the next step: an operator who drops cached prompts may want drafts dropped too."""
-        self._events.append("cache flushed")
-        return super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
+    # -- its parts ------------------------------------------------------------------------------------------------
 
-    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """Record how a request ended, which vLLM does not send to the workers."""
-        self._endings.note(request)
-        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+    def _launch(self, scheduler_output: Any) -> StepRecord:
+        """Record the beginning of a step."""
+        scheduled = scheduler_output.num_scheduled_tokens
+        tokens = sum(scheduled.values())
+        context = sum(scheduler_output.scheduled_cached_reqs.num_computed_tokens)
+        drafts = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
+        prompts = tokens - len(scheduled) - drafts
+        cost = StepCost(len(scheduled), tokens, context, self._lengths.length, 0.0, prompts)
+        return self.step_planner.launch(self._began, cost)
 
-    def _attach_metadata(self, scheduler_output: Any, plan: StepPlan) -> None:
+    def _metadata(self, scheduler_output: Any, plan: StepPlan) -> StepMetadata:
+        """Return what the workers need with a step."""
+        new = scheduler_output.scheduled_new_reqs
         reports = self.step_planner.wants_report
-        is_plain = not (self._endings.newest or self._events or self._grammars.constrained)
-        is_plain = is_plain and reports == self._newest.reports
-        if is_plain and plan is self._newest.plan and not scheduler_output.scheduled_new_reqs:
-            step_metadata.attach(scheduler_output, self._newest)
-            return
-        salts = {
-            new.req_id: request.cache_salt
-            for new in scheduler_output.scheduled_new_reqs
-            if (request := self.requests[new.req_id]).cache_salt
-        }
-        endings = self._endings.take()
-        events = tuple(self._events)
-        grammars = self._grammars.take(scheduler_output.num_scheduled_tokens)
+        grammars = {} if self._grammars is None else self._grammars.take(scheduler_output.num_scheduled_tokens)
+        is_plain = not (new or grammars or self._endings.newest or self._events)
+        if is_plain and plan is self._plain.plan and reports == self._plain.reports:
+            return self._plain
         if plan.caps:
-            plan = replace(plan, caps=self.step_planner.policy_caps() if self._pads else {})
-        is_new = plan is not self._newest.plan or reports != self._newest.reports
-        if not (endings or salts or events or grammars or is_new):
-            step_metadata.attach(scheduler_output, self._newest)
-            return
-        metadata = step_metadata.StepMetadata(plan, reports, endings, salts, events, grammars)
-        step_metadata.attach(scheduler_output, metadata)
+            plan = replace(plan, caps=self.step_planner.policy_caps() if self._lengths.pads else {})
+        salts = {each.req_id: salt for each in new if (salt := self.requests[each.req_id].cache_salt)}
+        endings = self._endings.take()
+        metadata = StepMetadata(plan, reports, endings, salts, tuple(self._events), grammars)
         self._events.clear()
-        if not (endings or salts or events or grammars):
-            self._newest = metadata
-
-
-class SpecplugScheduler(_DraftingMixin, Scheduler):
-    """vLLM's scheduler with specplug's plans and drafts."""
-
-
-class SpecplugAsyncScheduler(_DraftingMixin, AsyncScheduler):
-    """vLLM's asynchronous scheduler with specplug's plans and drafts."""
-
-
-TAKE_A_LENGTH = ("draft_model", "eagle", "eagle3", "mtp", "ngram")
-"""Methods whose drafters take a step's draft length from V1.  The others draft their maximum or fail."""
-
-
-class _EngineDrafts(PlanningMixin):
-    """Mixin that applies the plans to drafts of vLLM's own drafter.
-
-    Rows are cut here, as no worker of specplug's could.  A single shorter row takes a step off its CUDA graph.
-
-    Attributes:
-        counts: results of the drafts.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        seams.require("engine drafts")
-        super().__init__(*args, **kwargs)
-        method = engine_method(self.vllm_config)
-        assert method is not None
-        self.counts = OutcomeCounts(method, self.step_planner.caps.max_draft_length)
-        self._asks_ranks = ranks_step_together(self.vllm_config) and may_skip_drafts(self.vllm_config)
-        self._takes_length = runner_of(self.vllm_config) == "v2" or method in TAKE_A_LENGTH
+        if is_plain:
+            self._plain = metadata
+        return metadata
 
     def _count(self, plan: StepPlan, results: list[DraftResult], sent: Sequence[Any]) -> None:
-        """Count a step's drafts and tokens."""
+        """Count a step with the drafts of a plan of vLLM's own drafter, of which clients receive what was `sent`."""
+        assert self.counts is not None
         emitted = {each.request_id: len(each.new_token_ids) for each in sent if each.new_token_ids}
         off = sum(map(plan.takes_none, emitted.keys() - {name for name, *_ in results}))
         self.counts.record(results, len(emitted), sum(emitted.values()), off)
 
-    def _update_after_schedule(self, scheduler_output: Any) -> None:
-        """Ask the other data-parallel ranks to skip the drafts of a step whose plan has none.
+    # -- requests -------------------------------------------------------------------------------------------------
 
-        If one of them drafts, this one does, too, as the drafter's forward passes are of all ranks.  By then vLLM has
-        noted that the next step verifies none of these drafts.
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
+        """Notify proposers with the next step: an operator who drops cached prompts may want drafts dropped too."""
+        if self.counts is None:
+            self._events.append("cache flushed")
+        return super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Record how a request ended, which vLLM does not send to the workers."""
+        if self.counts is None:
+            self._endings.record(request)
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    def _handle_stopped_request(self, request: Any) -> bool:
+        """Keep a session whose turn ends inside a draft at the end of its turn, not at that of the draft.
+
+        vLLM continues a session from its count of computed tokens, which without async scheduling still holds the
+        accepted tokens after the end: it would skip as many tokens of the next turn's input.
         """
-        super()._update_after_schedule(scheduler_output)
-        if self._asks_ranks and not scheduler_output.num_spec_tokens_to_schedule:
-            scheduler_output.num_spec_tokens_to_schedule = self.step_planner.caps.max_draft_length
-            scheduler_output.skip_drafts = True
-
-    def _drafted_length(self) -> int:
-        """Return the plan's length, or the maximum if the drafter takes no length."""
-        return self._row_length if self._takes_length else self.step_planner.caps.max_draft_length
-
-    def _cut_drafts(self, plan: StepPlan) -> None:
-        """Cut drafts that are longer than the plan allows their requests, or their placeholders."""
-        most = min(self._row_length, plan.draft_length)
-        for request in self.running:
-            allowed = min(most, plan.caps.get(request.request_id, most)) if plan.caps else most
-            if len(request.spec_token_ids) > allowed:
-                request.spec_token_ids = request.spec_token_ids[:allowed]
+        if request.resumable:
+            kept = request.num_tokens - 1 + request.num_output_placeholders  # vLLM computes the last one again
+            request.num_computed_tokens = min(request.num_computed_tokens, kept)
+        return bool(super()._handle_stopped_request(request))  # type: ignore[misc]
 
 
-class EngineDraftsScheduler(_EngineDrafts, Scheduler):
-    """vLLM's scheduler with specplug's plans for vLLM's own drafter."""
+class SpecplugScheduler(PlanningMixin, Scheduler):
+    """vLLM's scheduler with specplug's plans."""
 
 
-class EngineDraftsAsyncScheduler(_EngineDrafts, AsyncScheduler):
-    """vLLM's asynchronous scheduler with specplug's plans for vLLM's own drafter."""
+class SpecplugAsyncScheduler(PlanningMixin, AsyncScheduler):
+    """vLLM's asynchronous scheduler with specplug's plans."""

@@ -25,8 +25,8 @@ from vllm.v1.request import Request, RequestStatus
 
 from specplug.cost.measuring import Measurement, StepLimits, StepSize, measure, step_sizes
 from specplug.types.step import StepCost
-from specplug_vllm.config import engine_caps, engine_method, runner_of
-from specplug_vllm.scheduler.scheduler import TAKE_A_LENGTH
+from specplug_vllm.config import drafter_of, engine_caps, runner_of, use_of
+from specplug_vllm.scheduler.row_lengths import TAKE_A_LENGTH
 from specplug_vllm.startup import recurrent
 
 MAY_DRAFT_NOTHING = ("custom_class", "ngram", "suffix")
@@ -42,7 +42,7 @@ _TRIES = 8
 """Steps beyond the timed ones within which a size must be reached; else it is left out."""
 
 
-def timed(core: Any, limits: StepLimits, seconds: float) -> Measurement:
+def measure_steps(core: Any, limits: StepLimits, seconds: float) -> Measurement:
     """Time steps of an engine core for about so many seconds, and leave the core as it was, even if a step fails."""
     scheduler = core.scheduler
     timed_class = _TimedAsyncScheduler if isinstance(scheduler, AsyncScheduler) else _TimedScheduler
@@ -50,9 +50,9 @@ def timed(core: Any, limits: StepLimits, seconds: float) -> Measurement:
     core.scheduler = timed_class(*args, **{**kwargs, "log_stats": False, "include_finished_set": False})
     try:
         steps = _Steps(core)
-        found = measure(steps.run, step_sizes(limits), seconds)
+        measured = measure(steps.run, step_sizes(limits), seconds)
         steps.end()
-        return found
+        return measured
     except Exception:
         if core.batch_queue:
             core.batch_queue.clear()
@@ -136,7 +136,7 @@ class _Steps:
         vocab = config.model_config.get_vocab_size()
         self._ids = vocab // 8, vocab // 2  # special tokens come first or last
         runner = runner_of(config)
-        drafter = engine_method(config)
+        drafter = drafter_of(config) if use_of(config) == "engine" else None
         longest = engine_caps(config).max_draft_length
         has_own = drafter is not None and drafter not in MAY_DRAFT_NOTHING
         if runner == "v1" and not config.scheduler_config.async_scheduling and not has_own:
@@ -151,13 +151,12 @@ class _Steps:
         scheduler = self._scheduler
         before = len(self._scheduler.steps)
         scheduler.lengths = size.lengths
-        found: list[StepCost] = []
         for _ in range(count + _TRIES):
             self._step()
             steps = scheduler.steps[before:]
-            found = [step for step in steps if (step.requests, step.tokens) == (size.requests, size.tokens)]
-            if len(found) >= count:
-                return found[:count]
+            costs = [step for step in steps if (step.requests, step.tokens) == (size.requests, size.tokens)]
+            if len(costs) >= count:
+                return costs[:count]
         return []
 
     def end(self) -> None:
@@ -206,5 +205,5 @@ class _Steps:
         return request
 
     def _random_ids(self, count: int) -> list[int]:
-        found: list[int] = self._random.integers(*self._ids, count).tolist()
-        return found
+        ids: list[int] = self._random.integers(*self._ids, count).tolist()
+        return ids

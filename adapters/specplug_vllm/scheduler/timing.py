@@ -16,14 +16,7 @@ from specplug.cost.measuring import StepLimits
 from specplug.cost.store import PROFILED, UNKNOWN, StartCosts, costs_at_start
 from specplug.seams.seam import hook
 from specplug_vllm import seams
-from specplug_vllm.config import (
-    cuts_on_device,
-    engine_caps,
-    extended_method,
-    ranks_step_together,
-    required,
-    runner_of,
-)
+from specplug_vllm.config import cuts_on_device, engine_caps, has_lockstep_ranks, require_settings, runner_of, use_of
 
 logger = logging.getLogger("specplug")
 
@@ -57,21 +50,21 @@ def time_steps(core: Any) -> None:
     config = core.vllm_config
     if getattr(scheduler, "start_costs", None) is not UNKNOWN:
         return
-    settings = required(config).settings.costs
+    settings = require_settings(config).settings.costs
     planner = scheduler.step_planner
     scheduler.start_costs = StartCosts(basis=PROFILED) if cuts_on_device(config) else StartCosts()
     if not settings.measure or not planner.reads_costs or not _can_time(config):
         return
-    from specplug_vllm.scheduler.timed import timed  # imports vLLM's schedulers
+    from specplug_vllm.scheduler.timed import measure_steps  # imports vLLM's schedulers
 
     try:
-        found = costs_at_start(key_of(config), lambda: timed(core, _limits(config), settings.seconds))
+        costs = costs_at_start(key_of(config), lambda: measure_steps(core, _limits(config), settings.seconds))
     except Exception:  # no server may stop for want of these costs
         logger.exception("steps are not timed at start, so their costs are learnt while serving")
         return
-    scheduler.start_costs = found
-    if found.costs:
-        planner.stage.calibrate(found.costs)
+    scheduler.start_costs = costs
+    if costs.costs:
+        planner.stage.calibrate(costs.costs)
 
 
 def _can_time(config: Any) -> bool:
@@ -87,9 +80,9 @@ def _can_time(config: Any) -> bool:
         publishes
         or connects
         or cuts_on_device(config)
-        or ranks_step_together(config)
+        or has_lockstep_ranks(config)
         or config.parallel_config.distributed_executor_backend == "external_launcher"
-        or extended_method(config) is not None
+        or use_of(config) == "hybrid"
         or config.model_config.is_encoder_decoder
     )
 
@@ -100,7 +93,7 @@ def key_of(config: Any) -> dict[str, object]:
     cache = config.cache_config
     parallel = config.parallel_config
     compilation = config.compilation_config
-    settings = required(config).settings
+    settings = require_settings(config).settings
     device = config.device_config.device_type
     on_gpu = device == "cuda"
     return {

@@ -14,15 +14,15 @@ from specplug.operator.startup import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
 from specplug_vllm.config import (
-    engine_method,
+    drafter_of,
     engine_tokens,
-    extended_method,
+    has_lockstep_ranks,
     lossy_method,
-    ranks_step_together,
-    required,
+    require_settings,
     runner_of,
+    use_of,
 )
-from specplug_vllm.startup import graphs, logits_processors
+from specplug_vllm.startup import graphs, refusals
 
 REFUSED_ON_V1 = (
     "the V1 runner refuses requests with min_p or logit_bias (HTTP 400), as with any speculation of vLLM's, and those "
@@ -42,48 +42,49 @@ _LOSSY = (
 
 def launch_of(vllm_config: Any) -> Launch:
     """Return the launch of a configuration that enables specplug."""
-    found = required(vllm_config)
+    resolved = require_settings(vllm_config)
     spec = vllm_config.speculative_config
     scheduler = vllm_config.scheduler_config
     runner = runner_of(vllm_config)
-    method = engine_method(vllm_config)
+    use = use_of(vllm_config)
+    method = drafter_of(vllm_config)
     lossy = lossy_method(vllm_config)
-    extended = extended_method(vllm_config)
     scheduling = "async" if scheduler.async_scheduling else "synchronous"
-    most = spec.num_speculative_tokens
+    max_length = spec.num_speculative_tokens
     requests = scheduler.max_num_seqs
     ok: list[str] = []
     advice = [
-        CheckResult("ok", f"runs on the {runner.upper()} runner, {scheduling} scheduling, up to {most} draft tokens"),
-        token_budget(most, requests, scheduler.max_num_batched_tokens),
+        CheckResult(
+            "ok", f"runs on the {runner.upper()} runner, {scheduling} scheduling, up to {max_length} draft tokens"
+        ),
+        token_budget(max_length, requests, scheduler.max_num_batched_tokens),
     ]
-    if method is not None:
+    if use == "engine":
         advice.append(CheckResult("ok", f"vLLM's own drafter drafts, by {method}; {ENGINE_DRAFTS}"))
-    if extended is not None:
-        first = f"vLLM's own drafter drafts {engine_tokens(vllm_config)} tokens, by {extended}"
-        advice.append(CheckResult("ok", f"{first}; {found.settings.proposer} continues them, or drafts instead"))
+    if use == "hybrid":
+        first = f"vLLM's own drafter drafts {engine_tokens(vllm_config)} tokens, by {method}"
+        advice.append(CheckResult("ok", f"{first}; {resolved.settings.proposer} continues them, or drafts instead"))
     if lossy:
         advice.append(lossy_acceptance(f"vLLM's {lossy}", _LOSSY))
-    if captured := graphs.captured(vllm_config):
-        advice.append(graphs_reach(captured, requests))
-    if extended is not None or method is not None:
+    if captured := graphs.captured_lengths(vllm_config):
+        advice.append(check_graphs(captured, requests))
+    if method:
         ok.append(REFUSED_BY_VLLM)
     elif runner == "v1":
         ok.append(REFUSED_ON_V1)
-    if lost := logits_processors.dropped(vllm_config):
+    if lost := refusals.dropped_processors(vllm_config):
         ok.append(f"the V1 runner serves without the logits processors {', '.join(lost)}, as the settings allow")
-    awaited = awaited_proposers(found.settings, default_registry(), vllm_config.device_config.device_type)
+    awaited = awaited_proposers(resolved.settings, default_registry(), vllm_config.device_config.device_type)
     if runner == "v2" and awaited:
         ok.append(host_cost(awaited))
-    if ranks_step_together(vllm_config):
+    if has_lockstep_ranks(vllm_config):
         size = vllm_config.parallel_config.data_parallel_size
         ok.append(f"data parallelism of {size}: {FIXED_DRAFT_LENGTH}")
     advice += [CheckResult("ok", text) for text in ok]
-    drafter = () if method is None else (f"vLLM's {method}",)
-    drafter = drafter if extended is None else (f"after vLLM's {extended}",)
+    drafter = {"engine": (f"vLLM's {method}",), "hybrid": (f"after vLLM's {method}",)}.get(use, ())
     facts = (*drafter, runner.upper(), scheduling, *(("LOSSY",) if lossy else ()))
-    line = start_line(found.settings, most, *facts, status=routes())
-    return Launch(line, differing(found.settings), tuple(advice))
+    line = start_line(resolved.settings, max_length, *facts, status=routes())
+    return Launch(line, differing(resolved.settings), tuple(advice))
 
 
 def announce(vllm_config: Any) -> None:
@@ -103,7 +104,7 @@ def routes() -> str:
     named = os.environ.get("VLLM_PLUGINS")
     if named is not None and "specplug_http" not in named.split(","):
         return f"off (VLLM_PLUGINS={named},specplug_http turns it on)"
-    return f"on, {Operators().whom}"
+    return f"on, {Operators().description}"
 
 
 def host_cost(names: Sequence[str]) -> str:
@@ -128,7 +129,7 @@ def token_budget(draft_length: int, max_num_seqs: int, max_num_batched_tokens: i
     )
 
 
-def graphs_reach(captured: Mapping[int, int], max_num_seqs: int) -> CheckResult:
+def check_graphs(captured: Mapping[int, int], max_num_seqs: int) -> CheckResult:
     """Compare the steps that have CUDA graphs, see `graphs.captured`, with the largest batch."""
     reach = ", ".join(f"{length} draft tokens up to {requests} requests" for length, requests in captured.items())
     longest, requests = next(iter(captured.items()))

@@ -15,9 +15,11 @@ silently serve wrong text.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
 from specplug.errors import EngineError, SettingsError, SpecplugError
@@ -32,26 +34,22 @@ from specplug_vllm.config import (
     METHOD,
     PROPOSER,
     SECTION,
-    extended_method,
-    is_requested,
-    proposes,
-    refuse_unsupported,
-    resolved,
+    has_proposers,
+    require_settings,
     runner_of,
     section_of,
+    use_of,
 )
-from specplug_vllm.startup import advice, graphs, logits_processors, recurrent
+from specplug_vllm.startup import advice, graphs, recurrent, refusals
 
 ADAPTIVE = "enable_adaptive_verification"
 ENABLE = "SPECPLUG_ENABLE"
 
-SCHEDULERS = {
-    (True, False): "specplug_vllm.scheduler.scheduler.SpecplugScheduler",
-    (True, True): "specplug_vllm.scheduler.scheduler.SpecplugAsyncScheduler",
-    (False, False): "specplug_vllm.scheduler.scheduler.EngineDraftsScheduler",
-    (False, True): "specplug_vllm.scheduler.scheduler.EngineDraftsAsyncScheduler",
-}
-"""specplug's schedulers, by whether its proposers draft and whether scheduling is asynchronous."""
+SCHEDULERS = (
+    "specplug_vllm.scheduler.scheduler.SpecplugScheduler",
+    "specplug_vllm.scheduler.scheduler.SpecplugAsyncScheduler",
+)
+"""specplug's schedulers, by whether scheduling is asynchronous."""
 
 
 def install() -> None:
@@ -89,23 +87,23 @@ def require_installed() -> None:
 def _unsupported_features(original: Callable[[Any], list[str]], config: Any) -> list[str]:
     """Remove specplug's method from the list of features that V2 does not support."""
     features = original(config)
-    return [feature for feature in features if METHOD not in feature] if proposes(config) else features
+    return [feature for feature in features if METHOD not in feature] if has_proposers(config) else features
 
 
 def _post_init(original: Callable[..., None], config: Any, *args: Any, **kwargs: Any) -> None:
     """Check the settings first, and set specplug's scheduler after vLLM's own decisions."""
-    if not is_requested(config):
+    if not use_of(config):
         original(config, *args, **kwargs)
         return
     _check(config)
     graphs.require_lengths_on_v1(config)
-    if extended_method(config) is not None and runner_of(config) == "v1":
+    if use_of(config) == "hybrid" and runner_of(config) == "v1":
         _schedule_synchronously(config)
-    with _async_allowed(proposes(config) and runner_of(config) == "v2"):
+    with _async_allowed(has_proposers(config) and runner_of(config) == "v2"):
         original(config, *args, **kwargs)
     scheduler = config.scheduler_config
-    if scheduler.scheduler_cls is None or scheduler.scheduler_cls in SCHEDULERS.values():
-        scheduler.scheduler_cls = SCHEDULERS[proposes(config), bool(scheduler.async_scheduling)]
+    if scheduler.scheduler_cls is None or scheduler.scheduler_cls in SCHEDULERS:
+        scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
     advice.announce(config)
 
 
@@ -117,10 +115,11 @@ def _check(vllm_config: Any) -> None:
     """
     try:
         seams.require("config")
-        resolved(vllm_config)
-        refuse_unsupported(vllm_config)
+        found = require_settings(vllm_config)
+        refusals.refuse_unsupported(vllm_config)
         recurrent.refuse_unsupported(vllm_config)
-        logits_processors.refuse_unsupported(vllm_config)
+        refusals.refuse_processors(vllm_config)
+        startup.refuse_missing(found.settings, vllm_config.device_config.device_type)
     except SpecplugError:
         startup.show_message_only()
         raise
@@ -162,15 +161,15 @@ _LENGTH = "num_speculative_tokens"
 
 
 def _create_engine_config(original: Callable[..., Any], arguments: Any, *args: Any, **kwargs: Any) -> Any:
-    arguments.additional_config = enabled(arguments.additional_config, arguments.speculative_config)
-    arguments.speculative_config = implied(arguments.speculative_config, arguments.additional_config)
+    arguments.additional_config = add_section(arguments.additional_config, arguments.speculative_config)
+    arguments.speculative_config = complete_spec(arguments.speculative_config, arguments.additional_config)
     return original(arguments, *args, **kwargs)
 
 
-def enabled(additional_config: Any, given: dict[str, Any] | None) -> Any:
+def add_section(additional_config: Any, speculative: dict[str, Any] | None) -> Any:
     """Return the additional configuration of a launch, with an empty section where the environment enables specplug.
 
-    A launch with a speculative configuration, `given`, has decided itself who drafts.
+    A launch with a speculative configuration, `speculative`, has decided itself who drafts.
 
     Raises:
         SettingsError: the environment variable is neither 0 nor 1.
@@ -178,53 +177,41 @@ def enabled(additional_config: Any, given: dict[str, Any] | None) -> Any:
     wanted = os.environ.get(ENABLE, "")
     if wanted not in ("", "0", "1"):
         raise SettingsError.build("cannot tell whether to speculate", who=ENABLE, found=repr(wanted), expected="0 or 1")
-    if wanted != "1" or given is not None or not isinstance(additional_config, dict):
+    if wanted != "1" or speculative is not None or not isinstance(additional_config, dict):
         return additional_config
     return {SECTION: {}, **additional_config}
 
 
-def implied(given: dict[str, Any] | None, additional_config: Any) -> dict[str, Any] | None:
+def complete_spec(speculative: dict[str, Any] | None, additional_config: Any) -> dict[str, Any] | None:
     """Return the speculative configuration of a launch that gives this one, or none.
 
-    It is `given` itself where that names a method or another model, where there is no section, and where the section
-    names vLLM's own drafter.
+    It is `speculative` itself where that names a method or another model, where there is no section, and where the
+    section names vLLM's own drafter.
 
     Raises:
         SettingsError: the section is invalid.
     """
     section = section_of(additional_config)
-    named = given or {}
+    named = speculative or {}
     has_section = isinstance(additional_config, dict) and SECTION in additional_config
     if not has_section or section.get("proposer") == ENGINE_DRAFTER:
-        return given
+        return speculative
     if named.get("method") not in (None, METHOD) or named.get("model") not in (None, PROPOSER):
-        return given
-    found = {**named, "method": METHOD, "model": PROPOSER}
+        return speculative
+    spec = {**named, "method": METHOD, "model": PROPOSER}
     if _LENGTH not in named:
         settings = load_settings(section, flags_origin=f"{FLAG} {SECTION!r}", registry=default_registry())
-        found[_LENGTH] = settings.settings.num_speculative_tokens
-    return found
+        spec[_LENGTH] = settings.settings.num_speculative_tokens
+    return spec
 
 
 def _validate_adaptive_verification(original: Callable[[Any], None], config: Any) -> None:
     """Allow servers with specplug to run without CUDA graphs, which vLLM requires to measure costs."""
-    eager = proposes(config) and not has_any_graphs(config)
-    original(_WithGraphs(config) if eager else config)
-
-
-class _WithGraphs:
-    """View of a configuration that reports full CUDA graphs."""
-
-    def __init__(self, vllm_config: Any) -> None:
-        self._config = vllm_config
-        self.compilation_config = self
-        self.cudagraph_mode = self
-
-    def has_full_cudagraphs(self) -> bool:
-        return True
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._config, name)
+    if has_proposers(config) and not has_any_graphs(config):
+        mode = SimpleNamespace(has_full_cudagraphs=lambda: True)
+        config = copy.copy(config)
+        config.compilation_config = SimpleNamespace(cudagraph_mode=mode)
+    original(config)
 
 
 def has_any_graphs(vllm_config: Any) -> bool:

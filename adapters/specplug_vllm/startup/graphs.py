@@ -19,12 +19,11 @@ from specplug.seams.seam import hook
 from specplug_vllm.config import (
     SECTION,
     cuts_on_device,
-    engine_method,
-    extended_method,
-    is_requested,
-    proposes,
-    ranks_step_together,
+    drafter_of,
+    has_lockstep_ranks,
+    has_proposers,
     runner_of,
+    use_of,
 )
 
 logger = logging.getLogger("specplug")
@@ -36,11 +35,11 @@ def install(config_class: Any) -> None:
 
 
 def _set_cudagraph_sizes(original: Callable[[Any], None], config: Any) -> None:
-    if is_requested(config):
+    if use_of(config):
         set_capture_lengths(config)
     chosen = not config.compilation_config.cudagraph_capture_sizes
     original(config)
-    if chosen and engine_method(config) is not None:
+    if chosen and use_of(config) == "engine":
         _fit_sizes(config)
 
 
@@ -49,8 +48,7 @@ def require_lengths_on_v1(vllm_config: Any) -> None:
 
     vLLM then knows that the length changes, for which V1 has piecewise graphs only.
     """
-    own = engine_method(vllm_config) or extended_method(vllm_config)
-    if own is None or runner_of(vllm_config) == "v2":
+    if not drafter_of(vllm_config) or runner_of(vllm_config) == "v2":
         return
     spec = vllm_config.speculative_config
     largest = vllm_config.scheduler_config.max_num_seqs
@@ -58,14 +56,14 @@ def require_lengths_on_v1(vllm_config: Any) -> None:
         spec.num_speculative_tokens_per_batch_size = [(1, largest, spec.num_speculative_tokens)]
 
 
-def lengths_up_to(most: int) -> tuple[int, ...]:
-    """Return the draft lengths 2^n - 1 up to `most`, descending to 0."""
-    return tuple((1 << bits) - 1 for bits in range((most + 1).bit_length() - 1, -1, -1))
+def power_lengths(max_length: int) -> tuple[int, ...]:
+    """Return the draft lengths 2^n - 1 up to `max_length`, descending to 0."""
+    return tuple((1 << bits) - 1 for bits in range((max_length + 1).bit_length() - 1, -1, -1))
 
 
-def lengths_dividing(most: int) -> tuple[int, ...]:
-    """Return the draft lengths n up to `most`, descending to 0, for which 1 + n divides 1 + `most`."""
-    return tuple(length for length in range(most, -1, -1) if (most + 1) % (length + 1) == 0)
+def dividing_lengths(max_length: int) -> tuple[int, ...]:
+    """Return the draft lengths n up to `max_length`, descending to 0, for which 1 + n divides 1 + `max_length`."""
+    return tuple(length for length in range(max_length, -1, -1) if (max_length + 1) % (length + 1) == 0)
 
 
 def schedule(lengths: Sequence[int], max_num_seqs: int) -> list[tuple[int, int, int]]:
@@ -87,9 +85,9 @@ def set_capture_lengths(vllm_config: Any) -> None:
     """
     spec = vllm_config.speculative_config
     largest = vllm_config.scheduler_config.max_num_seqs
-    if spec.num_speculative_tokens_per_batch_size or ranks_step_together(vllm_config):
+    if spec.num_speculative_tokens_per_batch_size or has_lockstep_ranks(vllm_config):
         return
-    lengths = (lengths_up_to if proposes(vllm_config) else lengths_dividing)(spec.num_speculative_tokens)
+    lengths = (power_lengths if has_proposers(vllm_config) else dividing_lengths)(spec.num_speculative_tokens)
     if not _captures_by_length(vllm_config) or len(lengths) > largest:
         return
     if lengths[0] != spec.num_speculative_tokens:
@@ -104,7 +102,7 @@ def set_capture_lengths(vllm_config: Any) -> None:
     spec.num_speculative_tokens_per_batch_size = schedule(lengths, largest)
 
 
-def captured(vllm_config: Any) -> dict[int, int]:
+def captured_lengths(vllm_config: Any) -> dict[int, int]:
     """Return the draft lengths with full CUDA graphs, descending, and the most requests covered at each."""
     if not _captures_by_length(vllm_config):
         return {}
@@ -116,12 +114,12 @@ def captured(vllm_config: Any) -> dict[int, int]:
     return {length: min(tokens // (length + 1), largest) for length in sorted(lengths, reverse=True)}
 
 
-def lost(before: Mapping[int, int], vllm_config: Any) -> str:
+def describe_loss(before: Mapping[int, int], vllm_config: Any) -> str:
     """Return a warning if vLLM has turned full CUDA graphs off since they were `captured` as `before`, otherwise "".
 
     It does so for all steps, for example once it knows that the attention backend has graphs of single tokens only.
     """
-    if not before or captured(vllm_config):
+    if not before or captured_lengths(vllm_config):
         return ""
     mode = vllm_config.compilation_config.cudagraph_mode.name
     return (
@@ -146,8 +144,8 @@ def _fit_sizes(vllm_config: Any) -> None:
     sizes = {-(-size // tokens) * tokens for size in compilation.cudagraph_capture_sizes}
     for _, _, length in spec.num_speculative_tokens_per_batch_size:
         sizes.add(scheduler.max_num_seqs * (length + 1) // tokens * tokens)
-    most = min(scheduler.max_num_batched_tokens, compilation.max_cudagraph_capture_size)
-    fitting = sorted(size for size in sizes if 0 < size <= most)
+    max_size = min(scheduler.max_num_batched_tokens, compilation.max_cudagraph_capture_size)
+    fitting = sorted(size for size in sizes if 0 < size <= max_size)
     if fitting:
         compilation.cudagraph_capture_sizes = fitting
         compilation.max_cudagraph_capture_size = fitting[-1]

@@ -28,7 +28,7 @@ def is_recurrent(vllm_config: Any) -> bool:
     return bool(model.is_hybrid or model.is_attention_free)
 
 
-def kernels_roll_back(vllm_config: Any) -> bool:
+def can_roll_back(vllm_config: Any) -> bool:
     """Return whether the decode kernels keep the states after all tokens of a step; vLLM's CPU kernels do not."""
     return bool(vllm_config.device_config.device_type != "cpu")
 
@@ -41,7 +41,7 @@ def refuse_unsupported(vllm_config: Any) -> None:
     """
     if not is_recurrent(vllm_config):
         return
-    if not kernels_roll_back(vllm_config):
+    if not can_roll_back(vllm_config):
         _refuse(
             "vLLM's CPU kernels do not roll back rejected draft tokens",
             found=f"{_architecture(vllm_config)}, a model with recurrent state, on a CPU",
@@ -83,7 +83,8 @@ def install_v1_worker(runner: Any) -> None:
     row (FlashInfer's, for example, on most GPUs), and leaves it behind rows that read a long prompt in pieces.
     """
     seams.require("recurrent")
-    original, longest = runner._may_reorder_batch, runner.num_spec_tokens + 1
+    original = runner._may_reorder_batch
+    longest = runner.num_spec_tokens + 1
 
     @functools.wraps(original)
     def may_reorder_batch(scheduler_output: Any) -> None:
@@ -105,13 +106,15 @@ def install_worker(runner: Any) -> None:
     seams.require("recurrent")
     from vllm.v1.worker.gpu import model_runner
 
-    states, present = runner.req_states, model_runner.sort_batch_req_ids
+    states = runner.req_states
+    present = model_runner.sort_batch_req_ids
     original = getattr(present, "_specplug_original", present)
 
     @functools.wraps(original)
     def sort_batch_req_ids(counts: Mapping[str, int], drafts: Mapping[str, Sequence[int]], *args: Any) -> list[str]:
         def prefills(name: str) -> bool:
-            slot, own = states.req_id_to_index[name], counts[name] - len(drafts.get(name, ()))
+            slot = states.req_id_to_index[name]
+            own = counts[name] - len(drafts.get(name, ()))
             computed = int(states.num_computed_prefill_tokens[slot])
             return computed < int(states.prefill_len.np[slot]) and not (own == 1 and computed > 0)
 

@@ -22,7 +22,7 @@ from specplug.errors import EngineError
 from specplug.seams.seam import hook
 from specplug.steps.trim import best_count, completed
 from specplug.types.step import NO_SPECULATION, StepCost, StepPlan
-from specplug_vllm.config import is_requested
+from specplug_vllm.config import use_of
 from specplug_vllm.startup.engine_config import ADAPTIVE, has_any_graphs
 
 
@@ -34,36 +34,36 @@ def install_manager() -> None:
     hook(model_runner, "resolve_adaptive_cudagraph_mode", _our_graph_mode)
 
 
-def _our_manager(original: Callable[..., Any], **found: Any) -> Any:
-    vllm_config = found["vllm_config"]
-    if not found[ADAPTIVE] or not is_requested(vllm_config):
-        return original(**found)
-    if found.get("copy_admitted_drafts_to_host"):
+def _our_manager(original: Callable[..., Any], **arguments: Any) -> Any:
+    vllm_config = arguments["vllm_config"]
+    if not arguments[ADAPTIVE] or not use_of(vllm_config):
+        return original(**arguments)
+    if arguments.get("copy_admitted_drafts_to_host"):
         _refuse("batch-sharded sampling, which needs their counts on the host", "switch batch-sharded sampling off")
     if has_any_graphs(vllm_config):
-        original(**found)  # raises if a backend or its graphs cannot; the manager it returns is dropped
+        original(**arguments)  # raises if a backend or its graphs cannot; the manager it returns is dropped
     else:  # vLLM's check without the one of graphs
-        groups = found["attn_groups"]
-        names = found.get("target_layer_names")
+        groups = arguments["attn_groups"]
+        names = arguments.get("target_layer_names")
         backend = get_query_lens_mismatch_unsupported_backend(groups, checked_layer_names=names)
         if backend is not None:
             what = f"attention backend {backend}, which plans from query lengths on the host"
             _refuse(what, "choose another backend")
     needed = ("req_states", "query_start_loc", "num_bonus_tokens", "max_total_logits")
-    return BudgetManager(**{name: found[name] for name in needed})
+    return BudgetManager(**{name: arguments[name] for name in needed})
 
 
-def _refuse(found: str, otherwise: str) -> None:
+def _refuse(what: str, otherwise: str) -> None:
     raise EngineError.build(
         "drafts cannot be cut on the device",
         who="specplug_vllm",
-        found=found,
+        found=what,
         remedy=f"Leave {ADAPTIVE!r} out of --speculative-config, or {otherwise}",
     )
 
 
-def _our_graph_mode(original: Callable[..., Any], mode: Any, **found: Any) -> Any:
-    return original(mode, **found) if mode.has_full_cudagraphs() else mode
+def _our_graph_mode(original: Callable[..., Any], mode: Any, **arguments: Any) -> Any:
+    return original(mode, **arguments) if mode.has_full_cudagraphs() else mode
 
 
 class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
@@ -136,15 +136,15 @@ class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
             ]
         )
 
-    def taken(self) -> tuple[int, tuple[StepCost, ...]]:
+    def take_counts(self) -> tuple[int, tuple[StepCost, ...]]:
         """Return `admitted` of the newest step and, with its first one, `profiled`; both are stated once.
 
         On several ranks the output of rank 0 takes them to the scheduler.
         """
-        found = self.admitted, self.profiled
+        taken = self.admitted, self.profiled
         self.admitted = 0
         self.profiled = ()
-        return found
+        return taken
 
     def _survival(self, drafts: dict[str, int]) -> Any:
         """Return the survival probabilities of as many tokens as there are drafts, by confidences one step old."""

@@ -19,19 +19,17 @@ from torch import Tensor
 
 from specplug.assembly import build_draft_stage
 from specplug.plugins.registry import default_registry
-from specplug.requests import wire
-from specplug.requests.clients import isolation_key
 from specplug.steps.draft_stage import DraftStage
 from specplug.steps.engine_rows import EngineRows
 from specplug.steps.rows import Rows
-from specplug.steps.slots import MAX_STOP_IDS, RunningRequest, SlotAllocator, SlotRows, Span, Tokens
+from specplug.steps.slots import SlotAllocator, SlotRows, Tokens
 from specplug.steps.stops import StopDetector
 from specplug.types.caps import Distribution
-from specplug.types.request import EngineEvent, EngineEventKind, Reference, Request, RequestOptions, digest_of
+from specplug.types.request import EngineEvent, EngineEventKind
 from specplug.types.step import Draft, EngineBatch, Outcome, StepPlan
 from specplug_vllm import seams, step_metadata
-from specplug_vllm.config import plugin_context, required
-from specplug_vllm.requests import DraftRules
+from specplug_vllm.config import plugin_context, require_settings
+from specplug_vllm.requests import DraftRules, running_request, tokens_of
 
 Broadcast = Callable[[Tensor], Any]
 """Overwrites a contiguous tensor with rank 0's, without a host sync."""
@@ -54,62 +52,12 @@ def ranks() -> tuple[int, Broadcast | None]:
     return group.rank_in_group, partial((communicator if warm else group).broadcast, src=0) if several else None
 
 
-def kept_of(engine: EngineRows, kept: Tensor | list[int] | None) -> EngineRows:
+def keep_rows(engine: EngineRows, kept: Tensor | list[int] | None) -> EngineRows:
     """Return the engine's tensors with these rows alone in `idx_mapping` and the counts; all rows if `kept` is None."""
     if kept is None:
         return engine
     names = ("idx_mapping", "num_sampled", "num_rejected", *["engine_ids"] * (engine.engine_ids is not None))
     return engine._replace(**{name: getattr(engine, name)[kept] for name in names})
-
-
-def fields_of(params: Any, rules: DraftRules) -> tuple[RequestOptions, tuple[Reference, ...], str | None]:
-    """Return the options, references and tenant of vLLM's sampling parameters."""
-    options, references, tenant = wire.decode(params.extra_args)
-    if not rules.allow_drafts(params):
-        options = replace(options, enabled=False)
-    return options, references, tenant
-
-
-def running_request(
-    new: Any, max_model_len: int, cache_salt: str | None = None, *, rules: DraftRules
-) -> RunningRequest:
-    """Convert a vLLM `NewRequestData`.  Requests that do not sample (pooling) never draft."""
-    params = new.sampling_params
-    prompt = new.prompt_embeds if new.prompt_token_ids is None else new.prompt_token_ids
-    prompt_length = 0 if prompt is None else len(prompt)
-    if params is None:
-        return RunningRequest(Request(new.req_id, prompt_length, max_tokens=0), end=prompt_length, stop_ids=())
-    options, references, tenant = fields_of(params, rules)
-    lora_id = None if new.lora_request is None else int(new.lora_request.lora_int_id)
-    max_tokens = max_model_len if params.max_tokens is None else int(params.max_tokens)
-    request = Request(
-        request_id=new.req_id,
-        prompt_length=prompt_length,
-        max_tokens=max_tokens,
-        temperature=params.temperature,
-        options=options,
-        references=references,
-        tenant=tenant,
-        isolation_key=isolation_key(tenant, (cache_salt,), lora_id, wire.client_of(params.extra_args)),
-        grammar=params.structured_outputs is not None,
-        prompt_digest="" if new.prompt_token_ids is None else digest_of(new.prompt_token_ids),
-    )
-    end = min(prompt_length + max_tokens, max_model_len)
-    stops = [] if params.ignore_eos or params.eos_token_id is None else [params.eos_token_id]  # this one comes first
-    stop_ids = tuple(dict.fromkeys([*stops, *(params.stop_token_ids or ())]))[:MAX_STOP_IDS]
-    return RunningRequest(request, end, stop_ids, _barriers(new), tokens_of(new))
-
-
-def tokens_of(new: Any) -> Sequence[int]:
-    """Return the prompt, and the output so far, of a request that starts or resumes on V2; nothing on V1."""
-    return new.prefill_token_ids or ()
-
-
-def _barriers(new: Any) -> tuple[Span, ...]:
-    """Return the spans of pictures and the like, and of prompt embeddings."""
-    places = [feature.mm_position for feature in new.mm_features or ()]
-    embedded = () if new.prompt_embeds is None else ((0, int(new.prompt_embeds.shape[0])),)
-    return (*((place.offset, place.offset + place.length) for place in places), *embedded)
 
 
 class Drafting:
@@ -137,11 +85,11 @@ class Drafting:
     changes_of_weights = 0
 
     def __init__(self, vllm_config: Any, device: torch.device, rank: int) -> None:
-        found = required(vllm_config)
-        self.resolved = found
+        resolved = require_settings(vllm_config)
+        self.resolved = resolved
         self.rank = rank
         self.device = device
-        context = plugin_context(vllm_config, found.settings.seed, device=device, rank=rank)
+        context = plugin_context(vllm_config, resolved.settings.seed, device=device, rank=rank)
         self.caps = context.caps
         self.vocab_size = context.vocab_size
         self.max_slots = context.max_slots
@@ -149,7 +97,7 @@ class Drafting:
         self.rules = DraftRules(vllm_config)
         self.text_of: Callable[[str], Tokens] = lambda _: ()
         self.stage: DraftStage = build_draft_stage(
-            found.settings, default_registry(), context, grammars=self.rules.runner == "v1"
+            resolved.settings, default_registry(), context, grammars=self.rules.runner == "v1"
         )
         self.distribution_bytes = self.stage.distribution_bytes
         self._closing = weakref.finalize(self, self.stage.close)
@@ -178,7 +126,24 @@ class Drafting:
         self.distribution_bytes += buffer.nbytes
         return buffer
 
-    # -- requests, called by the lifecycle hook ------------------------------------------------------------------
+    # -- requests, called by the hook on a step ------------------------------------------------------------------
+
+    def end_requests(self, scheduler_output: Any, text_of: Callable[[str], tuple[Tensor, int]]) -> None:
+        """Remove the requests that have ended or are preempted, and notify proposers of engine events.
+
+        Args:
+            text_of: returns the engine's token table, and a request's row in it.
+        """
+        metadata = step_metadata.of(scheduler_output)
+        for kind in metadata.events:
+            self.on_engine_event(kind)
+        for request_id in sorted(scheduler_output.finished_req_ids):
+            ending = metadata.endings.get(request_id, step_metadata.Ending())
+            if ending.visible is not None and not ending.aborted:
+                self.ingest_end(request_id, *text_of(request_id), ending.visible)
+            self.allocator.finish(request_id, aborted=ending.aborted, visible=ending.visible)
+        for request_id in sorted(scheduler_output.preempted_req_ids or ()):
+            self.allocator.preempt(request_id)
 
     def start(self, new: Any, cache_salt: str | None) -> None:
         """Add a vLLM `NewRequestData`: a new request, a resumed one, or a known one with a new prompt.
@@ -204,8 +169,12 @@ class Drafting:
     # -- one step ------------------------------------------------------------------------------------------------
 
     def begin_step(self, scheduler_output: Any) -> None:
-        """Store the plan and the scheduled drafts of this step."""
+        """Add the requests that start or resume with a step, and store its plan and scheduled drafts."""
         metadata = step_metadata.of(scheduler_output)
+        for new in scheduler_output.scheduled_new_reqs:  # on V2 also resumed requests
+            self.start(new, metadata.cache_salts.get(new.req_id))
+        for request_id in getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ()):  # V1
+            self.allocator.resume(request_id, self.text_of(request_id))
         draft_length = min(int(scheduler_output.num_spec_tokens_to_schedule), self.caps.max_draft_length)
         plan = metadata.plan
         if self.caps.verifies_budget and plan.costs:
@@ -213,7 +182,7 @@ class Drafting:
         self.plan = plan if plan.draft_length == draft_length else replace(plan, draft_length=draft_length)
         self.grammars = metadata.grammars
         self.scheduled = scheduler_output.scheduled_spec_decode_tokens
-        self.is_idle = step_metadata.drafts_nothing(scheduler_output)
+        self.is_idle = step_metadata.is_idle(scheduler_output)
 
     @property
     def may_skip(self) -> bool:
@@ -226,14 +195,12 @@ class Drafting:
             emitted = [has for name, has in zip(names, emitted, strict=True) if name not in self.allocator.ignored]
         self.stage.metrics.record_on_host(sum(map(bool, emitted)), planned=False)
 
-    def verified(
-        self, facts: Rows, engine: EngineRows, slots: Tensor, temperature: Tensor
-    ) -> tuple[EngineBatch, Outcome, Tensor]:
-        """Return the batch of the rows that may draft, what the engine's step found, and their requests' caps.
+    def take(self, facts: Rows, engine: EngineRows, slots: Tensor, temperature: Tensor) -> Draft:
+        """Report what the engine's step found to the draft stage, and draft for the rows that may draft.
 
         Args:
             facts: these rows.
-            engine: the engine's tensors, see `kept_of`.
+            engine: the engine's tensors, see `keep_rows`.
             slots: [B], the rows' slots.
             temperature: [B] float32.
         """
@@ -250,7 +217,17 @@ class Drafting:
             emitted=emitted,
             after_stop=self.stops.after(batch.tokens, places, slots, lengths, emitted, rows),
         )
-        return batch, step_metadata.annotated(self.grammars, outcome, facts.names, self.scheduled), rows.caps
+        self.stage.observe(batch, step_metadata.add_grammars(self.grammars, outcome, facts.names, self.scheduled))
+        return self._draft(batch, rows.caps)
+
+    def _draft(self, batch: EngineBatch, caps: Tensor) -> Draft:
+        """Draft for a batch; `caps` [B] int32 bounds each row."""
+        if self.plan.caps and batch.request_ids is not None:
+            policy = [self.plan.caps.get(name, self.caps.max_draft_length) for name in batch.request_ids]
+            caps = torch.minimum(caps, self.on_device(policy))
+        draft = self.stage.propose(batch, self.plan.draft_length, caps)
+        trimmed = self.stage.trim(batch, draft, self.plan)
+        return trimmed.as_one_hot(batch.grammar)  # the scheduler cuts these rows depending on their tokens
 
     def _batch(
         self,
@@ -305,16 +282,6 @@ class Drafting:
         places = self.on_device([row])
         batch = self._batch(facts, of_slots, slots, places, table, lengths, lengths > 0, lengths.float())
         self.stage.ingest(batch)
-
-    def step(self, batch: EngineBatch, outcome: Outcome, caps: Tensor) -> Draft:
-        """Report the verified step to the draft stage and draft for the next.  `caps` [B] int32 bounds each row."""
-        self.stage.observe(batch, outcome)
-        if self.plan.caps and batch.request_ids is not None:
-            policy = [self.plan.caps.get(name, self.caps.max_draft_length) for name in batch.request_ids]
-            caps = torch.minimum(caps, self.on_device(policy))
-        draft = self.stage.propose(batch, self.plan.draft_length, caps)
-        trimmed = self.stage.trim(batch, draft, self.plan)
-        return trimmed.as_one_hot(batch.grammar)  # the scheduler cuts these rows depending on their tokens
 
     def on_device(self, values: Sequence[int]) -> Tensor:
         """Return `values` as [n] int32 on the batches' device, without waiting for the copy."""

@@ -10,8 +10,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -36,9 +34,9 @@ class ExtendedProposer(V1Proposer):
         seams.require("extended v1")
         config = runner.vllm_config
         self._drafter = runner.drafter
-        self._most = engine_tokens(config)
+        self._own_length = engine_tokens(config)
         self._several_ranks = config.parallel_config.tensor_parallel_size > 1
-        self._engine_ids = torch.zeros(config.scheduler_config.max_num_seqs, self._most, dtype=torch.int32)
+        self._engine_ids = torch.zeros(config.scheduler_config.max_num_seqs, self._own_length, dtype=torch.int32)
         self._newest: Tensor | None = None
         self._from_engine: list[int] = []
         self._unused = 0  # steps in a row whose drafts held none of the drafter's tokens
@@ -71,13 +69,13 @@ class ExtendedProposer(V1Proposer):
         if drafts:
             runner._draft_token_ids = drafts
         if drafts and runner._draft_probs is not None:
-            runner._draft_probs = widened(runner._draft_probs, drafts, self._engine_counts(len(drafts)))
+            runner._draft_probs = extend_probs(runner._draft_probs, drafts, self._engine_counts(len(drafts)))
 
     def _wanted(self) -> int:
         """Return how many tokens the drafter is to draft: the same on all ranks."""
         if self.drafting is None or self._several_ranks:
-            return self._most
-        return engine_tokens_after(self._unused, self._most)
+            return self._own_length
+        return engine_tokens_after(self._unused, self._own_length)
 
     def _engine_counts(self, rows: int) -> list[int]:
         """Return how many tokens at the beginning of each row's draft are the drafter's."""
@@ -85,8 +83,8 @@ class ExtendedProposer(V1Proposer):
         counts = dict(zip(range(rows) if kept is None else kept, self._from_engine, strict=False))  # none if it failed
         return [counts.get(row, 0) for row in range(rows)]
 
-    def _draft_of(self, facts: Rows) -> Draft:
-        draft = super()._draft_of(facts)
+    def _draft(self, facts: Rows, rows: EngineRows) -> Draft:
+        draft = super()._draft(facts, rows._replace(engine_ids=self._engine_ids[: len(rows.idx_mapping)]))
         if draft.draft_length:
             self._from_engine = (draft.source == len(draft.sources) - 1).sum(1).tolist()
             self._unused = 0 if any(self._from_engine) else self._unused + 1
@@ -94,9 +92,6 @@ class ExtendedProposer(V1Proposer):
 
     def _lift_limit(self, runner: Any) -> None:
         """Keep vLLM's limit: the drafter's model has it."""
-
-    def _wrap(self, size: int, num_tokens: npt.NDArray[np.int32], table: npt.NDArray[np.int32]) -> EngineRows:
-        return super()._wrap(size, num_tokens, table)._replace(engine_ids=self._engine_ids[:size])
 
 
 def _sample_tokens(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -107,7 +102,7 @@ def _sample_tokens(original: Callable[..., Any], runner: Any, *args: Any, **kwar
     return output
 
 
-def widened(probs: Tensor, drafts: list[list[int]], from_engine: list[int]) -> Tensor:
+def extend_probs(probs: Tensor, drafts: list[list[int]], from_engine: list[int]) -> Tensor:
     """Return the distributions of drafts: of the drafter's own tokens those they were drawn from, else one-hot ones.
 
     Args:

@@ -14,8 +14,8 @@ from torch import Tensor
 from specplug.steps.engine_rows import DraftOutputs, EngineRows
 from specplug_vllm import seams
 from specplug_vllm.config import engine_tokens
+from specplug_vllm.worker.stage_steps import UNLIKELY
 from specplug_vllm.worker.v2 import Speculator
-from specplug_vllm.worker.v2_device import UNLIKELY
 
 
 class ExtendedSpeculator(Speculator):
@@ -29,7 +29,8 @@ class ExtendedSpeculator(Speculator):
         seams.require("extended v2")
         config = runner.vllm_config
         engine = runner.speculator
-        most, longest = engine_tokens(config), engine.num_speculative_steps
+        own_length = engine_tokens(config)
+        longest = engine.num_speculative_steps
         several_ranks = config.parallel_config.tensor_parallel_size > 1  # which run the same passes
         self._drafted: Tensor = engine.draft_tokens
         self._from_engine = torch.zeros(self._drafted.shape[0], dtype=torch.int32, device=runner.device)
@@ -46,15 +47,15 @@ class ExtendedSpeculator(Speculator):
             **kwargs: Any,
         ) -> Tensor:
             needed = longest if num_speculative_tokens is None else num_speculative_tokens
-            is_dummy = dummy_run or self._is_warmup
-            wanted = min(needed, most)
-            if not is_dummy and not several_ranks and self._on_device is not None:
-                wanted = min(needed, self._on_device.engine_tokens())
+            is_dummy = dummy_run or self.is_warmup
+            wanted = min(needed, own_length)
+            if not is_dummy and not several_ranks:  # the only rank drafts
+                wanted = min(needed, self.steps.engine_tokens())
             drafted: Tensor = propose(input_batch, *args, num_speculative_tokens=wanted, dummy_run=dummy_run, **kwargs)
             if is_dummy:
                 return drafted
-            if wanted < min(needed, most):
-                drafted[:, wanted:most] = -1
+            if wanted < min(needed, own_length):
+                drafted[:, wanted:own_length] = -1
             return self.propose(input_batch, *args)
 
         engine.propose = extended
@@ -65,7 +66,7 @@ class ExtendedSpeculator(Speculator):
         if self._engine_logits is not None and not self._is_idle:
             temperature = args[8]
             from_engine = self._from_engine[: ids.shape[0]]
-            state_one_hot(self._engine_logits, input_batch.idx_mapping, ids, from_engine, temperature)
+            write_one_hot(self._engine_logits, input_batch.idx_mapping, ids, from_engine, temperature)
         return ids
 
     def _rows(self, slots: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> EngineRows:
@@ -78,7 +79,7 @@ class ExtendedSpeculator(Speculator):
         return outputs._replace(from_engine=self._from_engine[:rows])
 
 
-def state_one_hot(logits: Tensor, slots: Tensor, ids: Tensor, from_engine: Tensor, temperature: Tensor) -> None:
+def write_one_hot(logits: Tensor, slots: Tensor, ids: Tensor, from_engine: Tensor, temperature: Tensor) -> None:
     """Overwrite the logits of the tokens that vLLM's drafter did not draw: those drafts are certain.
 
     Args:

@@ -37,26 +37,11 @@ def execute_model(original: Method, runner: Any, scheduler_output: Any, *args: A
     drafting = getattr(drafter, "drafting", _EXTERNAL)
     if drafting is not _EXTERNAL:  # specplug's, also on ranks that do not draft
         drafter.before_step(runner, scheduler_output)
-    if not isinstance(drafting, Drafting) or is_warmup(runner, scheduler_output):
+    if not isinstance(drafting, Drafting) or drafter.is_warmup:
         result = original(runner, scheduler_output, *args, **kwargs)
     else:
-        metadata = step_metadata.of(scheduler_output)
-        allocator = drafting.allocator
-        for kind in metadata.events:
-            drafting.on_engine_event(kind)
-        for request_id in sorted(scheduler_output.finished_req_ids):
-            ending = metadata.endings.get(request_id, step_metadata.Ending())
-            if ending.visible is not None and not ending.aborted:
-                table, row = drafter.text_of(request_id)
-                drafting.ingest_end(request_id, table, row, ending.visible)
-            allocator.finish(request_id, aborted=ending.aborted, visible=ending.visible)
-        for request_id in sorted(scheduler_output.preempted_req_ids or ()):
-            allocator.preempt(request_id)
+        drafting.end_requests(scheduler_output, drafter.text_of)
         result = original(runner, scheduler_output, *args, **kwargs)
-        for new in scheduler_output.scheduled_new_reqs:  # on V2 also resumed requests
-            drafting.start(new, metadata.cache_salts.get(new.req_id))
-        for request_id in getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ()):  # V1
-            allocator.resume(request_id, drafting.text_of(request_id))
         drafting.begin_step(scheduler_output)
     manager: Any = getattr(runner, "adaptive_verification", None)
     if hasattr(manager, "plan"):  # a `BudgetManager`: on all ranks, so that all of them run batches of the same shape
@@ -69,7 +54,7 @@ def sample_tokens(original: Method, runner: Any, *args: Any, **kwargs: Any) -> A
     output = original(runner, *args, **kwargs)
     drafts = getattr(_drafter(runner), "verified_report", None)
     manager: Any = getattr(runner, "adaptive_verification", None)
-    verified, profiled = manager.taken() if hasattr(manager, "taken") else (None, ())
+    verified, profiled = manager.take_counts() if hasattr(manager, "take_counts") else (None, ())
     if output is not None and (drafts is not None or verified is not None):
         report = step_metadata.WorkerReport(drafts or NO_DRAFTS, verified, profiled)
         step_metadata.attach(getattr(output, "model_runner_output", output), report)
@@ -78,12 +63,12 @@ def sample_tokens(original: Method, runner: Any, *args: Any, **kwargs: Any) -> A
 
 def is_warmup(runner: Any, scheduler_output: Any) -> bool:
     """Return whether the step is a warm-up: specplug's scheduler is in use and did not mark the step as its own."""
-    if step_metadata.has(scheduler_output):
+    if step_metadata.of(scheduler_output) is not step_metadata.NO_METADATA:
         return False
-    return runner.vllm_config.scheduler_config.scheduler_cls in SCHEDULERS.values()
+    return runner.vllm_config.scheduler_config.scheduler_cls in SCHEDULERS
 
 
-def drafting_of(runner: Any) -> Drafting | None:
+def find_drafting(runner: Any) -> Drafting | None:
     """Return the `Drafting` of a V1 or V2 runner, or None."""
     drafting = getattr(_drafter(runner), "drafting", None)
     return drafting if isinstance(drafting, Drafting) else None
@@ -111,7 +96,7 @@ def reserve_memory(drafting: Drafting) -> None:
 
 def _available_memory(original: Method, worker: Any) -> int:
     available: int = original(worker)
-    drafting = drafting_of(worker.model_runner)
+    drafting = find_drafting(worker.model_runner)
     if drafting is None or drafting.device.type != worker.model_runner.device.type:  # V1 drafts on the CPU
         return available
     if worker.cache_config.kv_cache_memory_bytes is None:
@@ -171,7 +156,7 @@ def _family(base: Any) -> Iterator[Any]:
 
 
 def _changes_weights(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
-    drafting = drafting_of(worker.model_runner)
+    drafting = find_drafting(worker.model_runner)
     change = original if drafting is None else _changing(original, drafting)
     return change(worker, *args, **kwargs)
 
@@ -188,7 +173,7 @@ _MEMORY = frozenset(("weights", "kv_cache"))  # memory that vLLM releases to sle
 
 def _sleeps(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
     """Proposers are notified first, while the device's memory is still intact."""
-    drafting = drafting_of(worker.model_runner)
+    drafting = find_drafting(worker.model_runner)
     if drafting is not None:
         if not drafting.released:  # hooks of base classes run within those of their subclasses
             drafting.on_engine_event("sleep")
@@ -199,7 +184,7 @@ def _sleeps(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
 def _wakes(original: Method, worker: Any, tags: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Memory may come back in parts: proposers are notified once all of it is back."""
     result = original(worker, tags, *args, **kwargs)
-    drafting = drafting_of(worker.model_runner)
+    drafting = find_drafting(worker.model_runner)
     if drafting is not None and drafting.released:
         drafting.released -= frozenset(tags or _MEMORY)
         if not drafting.released:
@@ -209,7 +194,7 @@ def _wakes(original: Method, worker: Any, tags: Any = None, *args: Any, **kwargs
 
 def _shuts_down(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
     """Drafting closes first and flushes its trace."""
-    drafting = drafting_of(getattr(worker, "model_runner", None))
+    drafting = find_drafting(getattr(worker, "model_runner", None))
     if drafting is not None:
         drafting.close()
     return original(worker, *args, **kwargs)

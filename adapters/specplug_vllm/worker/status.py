@@ -15,8 +15,8 @@ from typing import Any
 from specplug.operator.status import by_plugin, reported_details, reported_rows, reported_settings
 from specplug.seams.seam import hook
 from specplug_vllm import seams
-from specplug_vllm.config import engine_caps, engine_method, is_requested, lossy_method, runner_of
-from specplug_vllm.worker.hooks import drafting_of
+from specplug_vllm.config import drafter_of, engine_caps, lossy_method, runner_of, use_of
+from specplug_vllm.worker.hooks import find_drafting
 
 
 def install_worker() -> None:
@@ -50,7 +50,7 @@ def export_metrics() -> None:
 
 def _watched(original: Callable[..., Any], vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     client = original(vllm_config, *args, **kwargs)
-    if is_requested(vllm_config):
+    if use_of(vllm_config):
         from specplug.operator.exporter import exporter
 
         exporter().watch(functools.partial(ask_engines, client, "specplug_status"))
@@ -62,7 +62,7 @@ def worker_status(worker: Any) -> dict[str, Any]:
 
     Counts are read back from the device; on a GPU this waits for the queued steps.
     """
-    drafting = drafting_of(worker.model_runner)
+    drafting = find_drafting(worker.model_runner)
     status: dict[str, Any] = {"rank": worker.rank, "drafts": drafting is not None}
     if drafting is not None and drafting.rank == 0:  # the counts of others are the same
         settings = drafting.resolved.settings
@@ -86,10 +86,10 @@ def engine_status(core: Any) -> dict[str, Any]:
     config = core.vllm_config
     step_planner = core.scheduler.step_planner
     caps = engine_caps(config)
-    method = engine_method(config)
+    counts = core.scheduler.counts
     drafter = {}
-    if method is not None:
-        drafter = {"engine_drafter": method, "metrics": core.scheduler.counts.snapshot({}).as_dict()}
+    if counts is not None:
+        drafter = {"engine_drafter": drafter_of(config), "metrics": counts.snapshot({}).as_dict()}
     return {
         "engine": config.parallel_config.data_parallel_index,
         "runner": runner_of(config),

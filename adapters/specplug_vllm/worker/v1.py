@@ -18,12 +18,12 @@ from torch import Tensor
 from specplug.seams.seam import hook
 from specplug.steps.engine_rows import EngineRows
 from specplug.steps.rows import Rows
-from specplug.types.step import Draft, EngineBatch, Outcome
+from specplug.types.step import Draft
 from specplug.verify.draft_distribution import write_probs
 from specplug_vllm import seams
 from specplug_vllm.startup import engine_config, recurrent
-from specplug_vllm.worker import hooks, status, verifier, verifier_v1, workarounds
-from specplug_vllm.worker.drafting import Drafting, kept_of, ranks
+from specplug_vllm.worker import hooks, status, verifier, workarounds
+from specplug_vllm.worker.drafting import Drafting, keep_rows, ranks
 
 _CPU = torch.device("cpu")
 
@@ -34,6 +34,7 @@ class V1Proposer:
     Attributes:
         drafting: on tensor-parallel rank 0; None on other ranks, whose drafts vLLM never reads.
         verifier: on every rank, the verifier that replaces the engine's; None if the engine verifies.
+        is_warmup: whether the newest step is one of vLLM's own; see `hooks.is_warmup`.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -42,12 +43,10 @@ class V1Proposer:
         workarounds.install()
         device = torch.device(vllm_config.device_config.device)
         self._runner: Any = None
-        self._is_warmup = False
+        self.is_warmup = False
         self._facts: Rows | None = None
         self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks()[0] == 0 else None
         if self.drafting is not None:
-            self._emitted, self._rejected = np.zeros((2, self.drafting.max_slots), np.int32)
-            self._rows = self._wrap(1, self._emitted, np.zeros((1, 1), np.int32))
             self._draft_probs = self.drafting.engine_distributions(device)
             hooks.reserve_memory(self.drafting)
         self.verifier = verifier.build(vllm_config, device)
@@ -61,14 +60,14 @@ class V1Proposer:
 
     def before_step(self, runner: Any, scheduler_output: Any) -> None:
         """Store the runner, which vLLM does not pass to drafters; called by the lifecycle hook."""
-        self._is_warmup = hooks.is_warmup(runner, scheduler_output)
+        self.is_warmup = hooks.is_warmup(runner, scheduler_output)
         if self._runner is not None:
             return
         self._runner = runner
         if recurrent.is_recurrent(runner.vllm_config):
             recurrent.install_v1_worker(runner)
         if self.verifier is not None:
-            verifier_v1.install(runner, self.verifier, self.drafting)
+            verifier.install_on_v1(runner, self.verifier, self.drafting)
         if self.drafting is not None:
             hooks.install_events(runner, self.drafting)
             self.drafting.text_of = partial(_text_of, runner)
@@ -102,7 +101,7 @@ class V1Proposer:
             token_ids_cpu: [R, L] int32, the runner's token table, by row.
         """
         drafting = self.drafting
-        if drafting is None or self._runner is None or self._is_warmup:
+        if drafting is None or self._runner is None or self.is_warmup:
             return []
         names = self._runner.input_batch.req_ids[: len(sampled_token_ids)]
         facts = self._facts
@@ -113,78 +112,56 @@ class V1Proposer:
             return []
         if not facts.names:
             return []
-        self._note(names, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-        drafts = self._of_stage(facts)
+        draft = self._draft(facts, self._rows(names, sampled_token_ids, num_tokens_no_spec, token_ids_cpu))
         if drafting.is_idle:
             return []
+        lists = [ids[:count] for ids, count in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
         if facts.kept is None:
-            return drafts
-        found: list[list[int]] = [[] for _ in names]
-        for row, ids in zip(facts.kept, drafts, strict=True):
-            found[row] = ids
-        return found
+            return lists
+        by_row: list[list[int]] = [[] for _ in names]
+        for row, ids in zip(facts.kept, lists, strict=True):
+            by_row[row] = ids
+        return by_row
 
-    def _note(
+    def _rows(
         self,
         names: list[str],
         sampled: list[list[int]],
         num_tokens: npt.NDArray[np.int32],
         table: npt.NDArray[np.int32],
-    ) -> None:
-        """Write down what the step emitted and rejected; `_rows` wraps the runner's arrays, which it keeps."""
+    ) -> EngineRows:
+        """Wrap the runner's arrays, with what the step emitted and rejected of each row."""
         assert self.drafting is not None
         size = len(names)
-        scheduled = self.drafting.scheduled
-        if self._wrapped != (id(num_tokens), id(table), size):
-            self._rows = self._wrap(size, num_tokens, table)
-        emitted = self._emitted[:size]
-        rejected = self._rejected[:size]
-        emitted[:] = list(map(len, sampled))
-        rejected[:] = 0
-        if scheduled:
-            rejected += list(map(len, map(scheduled.get, names, repeat(()))))
+        emitted = np.fromiter(map(len, sampled), np.int32, size)
+        rejected = np.zeros(size, np.int32)
+        if scheduled := self.drafting.scheduled:
+            rejected += np.fromiter(map(len, map(scheduled.get, names, repeat(()))), np.int32, size)
             np.maximum(rejected - emitted + 1, 0, out=rejected)
-
-    def _wrap(self, size: int, num_tokens: npt.NDArray[np.int32], table: npt.NDArray[np.int32]) -> EngineRows:
-        self._wrapped = id(num_tokens), id(table), size  # the tensors keep the arrays alive
         return EngineRows(
             idx_mapping=torch.arange(size),
             total_len=torch.from_numpy(num_tokens),
             all_token_ids=torch.from_numpy(table),
-            num_sampled=torch.from_numpy(self._emitted[:size]),
-            num_rejected=torch.from_numpy(self._rejected[:size]),
+            num_sampled=torch.from_numpy(emitted),
+            num_rejected=torch.from_numpy(rejected),
             lengths_by_row=True,
         )
 
     @torch.inference_mode()
-    def _of_stage(self, facts: Rows) -> list[list[int]]:
-        """Let the draft stage take a step; return the drafts of the rows that may draft."""
+    def _draft(self, facts: Rows, rows: EngineRows) -> Draft:
+        """Let the draft stage take a step, and pass on the distribution that its drafts were drawn from."""
         assert self.drafting is not None
-        draft = self._draft_of(facts)
-        self._state_distribution(draft, facts.names)
-        return [ids[:count] for ids, count in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
-
-    def _draft_of(self, facts: Rows) -> Draft:
-        assert self.drafting is not None
-        return self.drafting.step(*self._verified(facts))
-
-    @torch.inference_mode()
-    def _verified(self, facts: Rows) -> tuple[EngineBatch, Outcome, Tensor]:
-        assert self.drafting is not None
-        slots, temperature = (
-            torch.tensor(values) for values in (facts.slots, [request.temperature for request in facts.requests])
-        )
-        return self.drafting.verified(facts, kept_of(self._rows, facts.kept), slots, temperature)
-
-    def _state_distribution(self, draft: Draft, names: tuple[str, ...]) -> None:
-        """Pass the distribution that drafts were drawn from to the rejection sampler; without one they are one-hot."""
-        if draft.draft_probs is not None:
+        slots = torch.tensor(facts.slots)
+        temperature = torch.tensor([request.temperature for request in facts.requests])
+        draft = self.drafting.take(facts, keep_rows(rows, facts.kept), slots, temperature)
+        if draft.draft_probs is not None:  # without one they are one-hot to the rejection sampler
             buffer = draft.draft_probs
             if self._draft_probs is not None:
                 buffer = self._draft_probs[: draft.batch_size, : draft.draft_length]
             write_probs(buffer, draft)
             self._runner._draft_probs = buffer
-            self._runner._draft_prob_req_ids = list(names)
+            self._runner._draft_prob_req_ids = list(facts.names)
+        return draft
 
 
 def _text_of(runner: Any, request_id: str) -> npt.NDArray[np.int32]:

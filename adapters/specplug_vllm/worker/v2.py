@@ -7,7 +7,6 @@ Nothing is read back from the device, and no Python data is copied to it, unless
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from specplug.errors import describe
 from specplug.faults import end_process
 from specplug.seams.seam import hook
+from specplug.steps.device_steps import DeviceSteps
 from specplug.steps.draft_report import DraftReport
 from specplug.steps.engine_rows import DraftOutputs, EngineRows
 from specplug.steps.rank_check import RankCheck
@@ -25,8 +25,8 @@ from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import cuts_on_device, each_rank_drafts, lossy_method
 from specplug_vllm.startup import graphs, recurrent
 from specplug_vllm.worker import hooks, status, verifier, verifier_v2, workarounds
-from specplug_vllm.worker.drafting import Drafting, ranks
-from specplug_vllm.worker.v2_device import DeviceDrafting
+from specplug_vllm.worker.drafting import Drafting, keep_rows, ranks
+from specplug_vllm.worker.stage_steps import StageSteps, device_steps, write_logits
 
 logger = logging.getLogger("specplug")
 
@@ -41,6 +41,7 @@ class Speculator(BaseSpeculator):
 
     Attributes:
         drafting: on tensor-parallel rank 0, or on each; None on ranks that receive rank 0's drafts.
+        stage_steps, steps: on ranks that draft, the draft stage, and what takes the steps: kernels, or the stage.
         rank_check: on ranks that each draft; otherwise None.
         draft_logits: [S, K, V] float32 by slot, before temperature, that sampled drafts were drawn from; None if no
             proposer states them.
@@ -48,6 +49,7 @@ class Speculator(BaseSpeculator):
         verifier: on every rank, the verifier that replaces the engine's; None if the engine verifies.
         verified_report: of the drafts that the step that runs verifies; None if nothing was drafted.
         enable_adaptive_verification: whether the runner cuts drafts by these confidences; see `adaptive`.
+        is_warmup: whether the newest step is one of vLLM's own; see `hooks.is_warmup`.
     """
 
     supports_mm_inputs = False  # otherwise the runner would gather image embeddings for the speculator
@@ -72,21 +74,21 @@ class Speculator(BaseSpeculator):
         if each and self.drafting is not None and self._broadcast is not None:
             self.rank_check = RankCheck(self.drafting.stage.proposers, rank, self._broadcast, device)
             self._broadcast = None
-        self._captured = graphs.captured(vllm_config) if rank == 0 else {}
+        self._captured = graphs.captured_lengths(vllm_config) if rank == 0 else {}
         self._outputs_of: dict[int, DraftOutputs] = {}
         self._facts: Rows | None = None
-        self._on_device: DeviceDrafting | None = None
         self.draft_logits: Tensor | None = None
-        self._attached = self._is_warmup = self._is_idle = self._reports = False
-        self._verified: Mapping[str, Sequence[int]] = {}
+        self._step: Any = None  # the scheduler's output of the newest step
+        self.is_warmup = self._is_idle = False
         self.verified_report: DraftReport | None = None
         self._report: DraftReport | None = None  # of the newest drafts, which the next step verifies
         if self.drafting is not None:
             self.drafting.allocator.engine_slot = lambda name: req_states.req_id_to_index[name]
             self.draft_logits = self.drafting.engine_distributions(device)
+            self.stage_steps = StageSteps(self.drafting)
             counts = torch.zeros(1, dtype=torch.int32, device=device)  # the runner copies slots to the device as int64
             like = self._rows(counts.long(), counts, counts), self._outputs(slots), req_states.last_sampled_tokens
-            self._on_device = DeviceDrafting(self.drafting, self.draft_logits, like)
+            self.steps: DeviceSteps | StageSteps = device_steps(self.drafting, like) or self.stage_steps
             hooks.reserve_memory(self.drafting)
         if self.enable_adaptive_verification:
             seams.require("adaptive")
@@ -100,22 +102,21 @@ class Speculator(BaseSpeculator):
         hook(GPUModelRunner, "sample_tokens", hooks.sample_tokens)
 
     def before_step(self, runner: Any, scheduler_output: Any) -> None:
-        """Hook the runner at its first step, and store what this step verifies; called by the lifecycle hook."""
-        self._verified = scheduler_output.scheduled_spec_decode_tokens
+        """Hook the runner at its first step, and store what this step verifies; called by the hook on a step."""
+        is_first = self._step is None
+        self._step = scheduler_output
         self.verified_report = self._report
         self._report = None
-        self._is_warmup = hooks.is_warmup(runner, scheduler_output)
-        self._is_idle = step_metadata.drafts_nothing(scheduler_output)
-        self._reports = step_metadata.of(scheduler_output).reports
-        if self._attached:
+        self.is_warmup = hooks.is_warmup(runner, scheduler_output)
+        self._is_idle = step_metadata.is_idle(scheduler_output)
+        if not is_first:
             return
-        self._attached = True
-        if text := graphs.lost(self._captured, runner.vllm_config):
+        if text := graphs.describe_loss(self._captured, runner.vllm_config):
             logger.warning(text)
         if recurrent.is_recurrent(runner.vllm_config):
             recurrent.install_worker(runner)
         if runner.lora_config is not None:
-            workarounds.spread_adapters(runner.lora_state, lambda: self._verified)
+            workarounds.apply_adapters_by_row(runner.lora_state, lambda: self._step.scheduled_spec_decode_tokens)
         if not lossy_method(runner.vllm_config):
             verifier_v2.install(runner, self.verifier, self.drafting)
         if self.drafting is not None:
@@ -161,7 +162,7 @@ class Speculator(BaseSpeculator):
             temperature: [S] float32 by slot.
         """
         out = self._outputs(input_batch.num_reqs).ids  # vLLM writes into it, so specplug never reads it back
-        if dummy_run or self._is_warmup:  # of a mixture of experts, equal tokens would all take the same ones
+        if dummy_run or self.is_warmup:  # of a mixture of experts, equal tokens would all take the same ones
             return out.copy_(self._distinct[: out.shape[0]])
         try:
             self._draft(input_batch, num_sampled, num_rejected, last_sampled, temperature)
@@ -181,31 +182,30 @@ class Speculator(BaseSpeculator):
     ) -> None:
         """Draft for a batch, or receive rank 0's drafts for it; see `propose`."""
         size = input_batch.num_reqs
-        drafting = self.drafting
-        facts = self._facts
-        if drafting is not None and (facts is None or not facts.hold(drafting.allocator, input_batch.req_ids)):
-            facts = self._facts = Rows(drafting.allocator, input_batch.req_ids)
-        if self._is_idle and self._skips(input_batch):
-            return
-        if self._on_device is not None and facts is not None:
+        if self.drafting is not None:
+            facts = self._facts
+            if facts is None or not facts.hold(self.drafting.allocator, input_batch.req_ids):
+                facts = self._facts = Rows(self.drafting.allocator, input_batch.req_ids)
+            reports = self.steps.may_report and step_metadata.of(self._step).reports
+            if self.drafting.may_skip and not reports:
+                computed = input_batch.num_computed_prefill_tokens_np + input_batch.num_scheduled_tokens
+                emits = (computed >= input_batch.prefill_len_np).tolist()  # rows whose prompt is complete
+                self.drafting.count(input_batch.req_ids, emits)
+                return
             rows = self._rows(input_batch.idx_mapping, num_sampled, num_rejected)
-            of_engine = rows, self._outputs(size), last_sampled, temperature
-            self._report = self._on_device.take(facts, *of_engine, reports=self._reports)
+            outputs = self._outputs(size)
+            of_rows = rows, outputs, last_sampled, temperature
+            draft = self.steps.take(facts, *of_rows, self.drafting.plan, reports_expected=reports)
+            self._report = self.steps.report
+            if self.draft_logits is not None and facts.names:
+                kept = self.stage_steps.kept_rows(facts)
+                slots = keep_rows(rows, kept).idx_mapping.long()
+                ids = outputs.ids if kept is None else outputs.ids[kept]
+                write_logits(self.draft_logits, slots, draft, temperature[slots], ids)
         if self._broadcast is not None and not self._is_idle:  # other ranks skip all such steps
             self._broadcast(self._sent[:size])
-        if self.rank_check is not None and facts is not None and facts.slots:
-            self.rank_check.after_step(facts.slots, self._sent[:size])
-
-    def _skips(self, input_batch: Any) -> bool:
-        """Count a step that neither verifies nor makes drafts, on the host; return False if it must be taken anyway."""
-        if self.drafting is None or self._on_device is None:
-            return True
-        if not self.drafting.may_skip or (self._reports and self._on_device.may_report):
-            return False
-        computed = input_batch.num_computed_prefill_tokens_np + input_batch.num_scheduled_tokens
-        emits = (computed >= input_batch.prefill_len_np).tolist()  # rows whose prompt is complete
-        self.drafting.count(input_batch.req_ids, emits)
-        return True
+        if self.rank_check is not None and self._facts is not None and self._facts.slots:
+            self.rank_check.after_step(self._facts.slots, self._sent[:size])
 
     def _rows(self, slots: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> EngineRows:
         """Wrap the runner's tensors."""
@@ -214,10 +214,10 @@ class Speculator(BaseSpeculator):
 
     def _outputs(self, rows: int) -> DraftOutputs:
         """Return where the drafts of so many rows go."""
-        found = self._outputs_of.get(rows)
-        if found is None:
-            found = self._outputs_of[rows] = DraftOutputs(self._out[:rows], self.draft_token_confidence_probs[:rows])
-        return found
+        outputs = self._outputs_of.get(rows)
+        if outputs is None:
+            outputs = self._outputs_of[rows] = DraftOutputs(self._out[:rows], self.draft_token_confidence_probs[:rows])
+        return outputs
 
 
 def buffers(slots: int, draft_length: int, device: torch.device, *, together: bool) -> tuple[Tensor, Tensor, Tensor]:

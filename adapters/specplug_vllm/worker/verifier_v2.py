@@ -18,7 +18,7 @@ from specplug.types.caps import Distribution
 from specplug.types.verification import SamplingBatch, TargetLogits
 from specplug_vllm import seams
 from specplug_vllm.worker.drafting import Drafting
-from specplug_vllm.worker.verifier import Decide, ServerVerifier, chain, decided_by, replace_in
+from specplug_vllm.worker.verifier import Decide, ServerVerifier, chain, replace_in, wrap_method
 
 
 def install(runner: Any, verifier: ServerVerifier | None, drafting: Drafting | None) -> None:
@@ -44,11 +44,12 @@ def install(runner: Any, verifier: ServerVerifier | None, drafting: Drafting | N
         )
     replace_in(module)
     decision = SeededDecision(sampler.sampler, None if verifier is None else V2Decision(verifier, drafting))
-    engines_own = decided_by(decision, sampler._verify)
+    engines_own = sampler._verify
+    decided = wrap_method(decision, engines_own)
 
     def verify(*args: Any, **kwargs: Any) -> Any:
-        decision.begin(slots=args[6])  # idx_mapping_np
-        return engines_own(*args, **kwargs)
+        decides = decision.begin(slots=args[6])  # idx_mapping_np
+        return (decided if decides else engines_own)(*args, **kwargs)
 
     sampler._verify = verify
 
@@ -67,13 +68,18 @@ class SeededDecision:
         self._others = others
         self._rows = np.zeros(0, bool)
 
-    def begin(self, slots: Any) -> None:
-        """Note which rows of the next call, by their slots (numpy), have a request with a seed that is not greedy."""
+    def begin(self, slots: Any) -> bool:
+        """Note which rows of the next call, by their slots (numpy), have a request with a seed that is not greedy.
+
+        Return whether any row is not the engine's to decide.
+        """
         temperature = self._states.temperature.np[slots]
         self._rows = self._states.seeds_set[slots] & (temperature > 0)
-        if self._others is not None:
-            self._rows &= ~self._others.opted_in(slots)
-            self._others.all_greedy = not temperature.any()
+        if self._others is None:
+            return bool(self._rows.any())
+        self._rows &= ~self._others.opted_rows(slots)
+        self._others.all_greedy = not temperature.any()
+        return True
 
     def __call__(self, original: Decide, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return the tokens that each of B rows emits, [B, K + 1] int64, and their number, [B] int32.
@@ -120,10 +126,10 @@ class SeededDecision:
             is_drafting=False,
             use_fp64=self._use_fp64,
         )
-        return kept(drawn, draft_sampled, cu_num_logits, num_speculative_steps)
+        return keep_drawn(drawn, draft_sampled, cu_num_logits, num_speculative_steps)
 
 
-def kept(drawn: Tensor, draft_sampled: Tensor, cu_num_logits: Tensor, draft_length: int) -> tuple[Tensor, Tensor]:
+def keep_drawn(drawn: Tensor, draft_sampled: Tensor, cu_num_logits: Tensor, draft_length: int) -> tuple[Tensor, Tensor]:
     """Keep each row's drawn tokens up to the first that its draft does not have.  Reads nothing back.
 
     Args:
@@ -173,43 +179,47 @@ class V2Decision:
             return original(*args, **kwargs)  # type: ignore[no-any-return]
         slots = idx_mapping.long()
         starts = cu_num_logits[:-1].long()
-        most = min(num_speculative_steps, len(target_logits) - len(slots))  # longest possible draft
-        positions = torch.arange(most, device=slots.device)
+        length = min(num_speculative_steps, len(target_logits) - len(slots))  # longest possible draft
+        positions = torch.arange(length, device=slots.device)
         index = starts[:, None] + 1 + positions
         following = draft_sampled[index.clamp(max=len(target_logits) - 1)]
         draft = chain(torch.where(index < cu_num_logits[1:, None], following, -1), pos[starts] + 1)
-        heat = temperature[slots].float()
+        row_temperature = temperature[slots].float()
         if draft_logits is not None and not self.all_greedy:  # with temperature applied as in the target's logits
-            logits = draft_logits[slots, :most] / torch.where(heat == 0, 1.0, heat)[:, None, None]
+            logits = (
+                draft_logits[slots, :length] / torch.where(row_temperature == 0, 1.0, row_temperature)[:, None, None]
+            )
             draft = replace(draft, distribution=Distribution.LOGITS, draft_logits=logits)
         rows = None if self._verifier.lossless or self._drafting is None else self._drafting.slots.rows(slots)
         sampling = SamplingBatch(
-            (heat != 0).float(),
+            (row_temperature != 0).float(),
             acceptance_threshold=None if rows is None else rows.acceptance_threshold,
             all_greedy=self.all_greedy,
         )
-        found = self._verifier.verify(draft, TargetLogits(target_logits, starts), sampling, seed[slots])
+        verification = self._verifier.verify(draft, TargetLogits(target_logits, starts), sampling, seed[slots])
         sampled = torch.zeros(len(slots), num_speculative_steps + 1, dtype=torch.int64, device=slots.device)
-        sampled[:, : most + 1] = found.token_ids.clamp(min=0)
+        sampled[:, : length + 1] = verification.token_ids.clamp(min=0)
         if rows is None:
-            return sampled, found.num_emitted
+            return sampled, verification.num_emitted
         engine_sampled, num_engine_sampled = original(*args, **kwargs)
         chosen = rows.verifier
-        if found.departed is not None:
+        if verification.departed is not None:
             assert self._drafting is not None
-            self._drafting.stage.metrics.lossy.add(found.num_accepted * chosen, found.departed * chosen)
+            self._drafting.stage.metrics.lossy.add(verification.num_accepted * chosen, verification.departed * chosen)
         return torch.where(chosen[:, None], sampled, engine_sampled), torch.where(
-            chosen, found.num_emitted, num_engine_sampled
+            chosen, verification.num_emitted, num_engine_sampled
         )
 
-    def opted_in(self, slots: Any) -> Any:
+    def opted_rows(self, slots: Any) -> Any:
         """Return [B] bool (numpy), true where the request in a slot has enabled a lossy verifier."""
-        found = np.zeros(len(slots), bool)
+        chosen = np.zeros(len(slots), bool)
         if not self._verifier.lossless and self._is_requested():
             assert self._drafting is not None
-            held = self._drafting.slots.occupants
-            found[:] = [slot in held and held[slot].request.options.verifier is not None for slot in slots.tolist()]
-        return found
+            occupants = self._drafting.slots.occupants
+            chosen[:] = [
+                slot in occupants and occupants[slot].request.options.verifier is not None for slot in slots.tolist()
+            ]
+        return chosen
 
     def _is_requested(self) -> bool:
         """Return whether any running request enables the verifier, which the host knows."""

@@ -1,4 +1,4 @@
-"""Bookkeeping around a proposer's step on a GPU: one Triton kernel before it and one after it.
+"""Device kernels in Triton, each held to its reference: one before a proposer's step, one after it, one that trims.
 
-The tensor operations of `specplug.steps.draft_stage` are the reference.
+The references are the tensor operations of `specplug.steps.draft_stage` and `specplug.steps.trim`.
 """

@@ -28,17 +28,17 @@ LENGTHS, ROOM, KNOWN, NUM_NEW, LIMITS, COUNTED, TAKEN, BASE, *_VERDICT = map(
 PROPOSED, VERIFIED, ACCEPTED, _, EMITTED, AFTER_STOP = _VERDICT
 
 ROW_COUNTS = tl.constexpr(3)
-FATES = tl.constexpr(6)
+OUTCOMES = tl.constexpr(6)
 """Figures per source, and per source and position, that `SpecMetrics` counts."""
 
 
 class Begin(NamedTuple):
-    """Arguments of `begin_row`; `kernels.begin` describes those that are not here.
+    """Arguments of `begin_row`; `launches.begin`, `DeviceStep` and `DeviceBatch` describe the others.
 
     Attributes:
         draft_lengths, base_len: of `draft`.
         tokens_stride, engine_stride, draft_stride: between rows of the engine's tokens, of its own drafts, of `draft`.
-        max_slots, most: S and N of `DeviceColumns`.
+        max_slots, max_draft_length: S and N of `DeviceColumns`.
         num_sources: sources of drafts.
         engine_tokens: G of `DeviceColumns`; if it is 0, `engine.engine_ids` is None.
     """
@@ -56,7 +56,7 @@ class Begin(NamedTuple):
     engine_stride: int
     draft_stride: int
     max_slots: int
-    most: int
+    max_draft_length: int
     num_sources: int
     engine_tokens: int
     draft_length: int
@@ -87,9 +87,9 @@ def begin_row(it, program, SIZES: tl.constexpr):  # type: ignore[no-untyped-def]
     emitted = tl.load(it.engine.num_sampled + source_row).to(tl.int32)
     rejected = tl.load(it.engine.num_rejected + source_row)
     length = (tl.load(it.engine.total_len + at) + it.engine.lacking).to(tl.int32)
-    heat = tl.load(it.temperatures + at)
+    temperature = tl.load(it.temperatures + at)
     facts = it.state.table + slot * (STOP_IDS + STOPS)
-    head = it.state.heads + slot * (it.most + SOURCES)
+    head = it.state.heads + slot * (it.max_draft_length + SOURCES)
     generation = tl.load(facts + GENERATION)
     end = tl.load(facts + END).to(tl.int32)
     cap = tl.load(facts + CAP).to(tl.int32)
@@ -144,9 +144,11 @@ def begin_row(it, program, SIZES: tl.constexpr):  # type: ignore[no-untyped-def]
     by_row = it.state.row_counts + first * ROW_COUNTS + columns
     tl.atomic_add(by_row, amount, mask=columns < ROW_COUNTS, sem="relaxed")
     which = tl.where((sources >= 0) & (sources < it.num_sources), sources, it.num_sources)
-    fate = 2 + (columns < verified).to(tl.int32) + (columns < tested).to(tl.int32) + (columns < accepted).to(tl.int32)
-    fates = it.state.token_counts + (which * it.most + columns) * FATES + fate
-    tl.atomic_add(fates, tl.full([BLOCK], 1, tl.int64), mask=columns < proposed * it.reports, sem="relaxed")
+    outcome = (
+        2 + (columns < verified).to(tl.int32) + (columns < tested).to(tl.int32) + (columns < accepted).to(tl.int32)
+    )
+    outcomes = it.state.token_counts + (which * it.max_draft_length + columns) * OUTCOMES + outcome
+    tl.atomic_add(outcomes, tl.full([BLOCK], 1, tl.int64), mask=columns < proposed * it.reports, sem="relaxed")
 
     # The row's entries in the columns.
     count = it.rows.counts + row
@@ -168,12 +170,12 @@ def begin_row(it, program, SIZES: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(it.rows.generations + row, generation)
     tl.store(it.rows.sampled + row, is_sampled)
     tl.store(it.rows.grammar + row, has_grammar)
-    tl.store(it.rows.temperature + row, heat)
+    tl.store(it.rows.temperature + row, temperature)
 
     # The draft in flight with its tokens, and an empty row for the next one.
-    mask = columns < it.most
-    stored = slot * it.most + columns
-    taken = row * it.most + columns
+    mask = columns < it.max_draft_length
+    stored = slot * it.max_draft_length + columns
+    taken = row * it.max_draft_length + columns
     tl.store(it.rows.taken.ids + taken, tl.load(it.state.ids + stored, mask=inside, other=-1), mask=mask)
     level = tl.load(it.state.confidence + stored, mask=inside, other=0.0)
     tl.store(it.rows.taken.confidence + taken, level, mask=mask)

@@ -98,7 +98,7 @@ class DeviceColumns(NamedTuple):
             engine_ids=self.engine_ids[:batch_size] if self.engine_ids.shape[1] else None,
         )
 
-    def judged(self, batch_size: int, sources: tuple[str, ...]) -> tuple[Draft, Verdict]:
+    def read_verdict(self, batch_size: int, sources: tuple[str, ...]) -> tuple[Draft, Verdict]:
         """Return the drafts that a step of B rows verified, and their verdict; both share the columns' memory.
 
         `sources` are the names of the drafts' sources.

@@ -25,14 +25,14 @@ RECORDS = tl.constexpr(columns.RECORDS)
 
 
 class Finish(NamedTuple):
-    """Arguments of `finish_row`; `kernels.finish` describes those that are not here.
+    """Arguments of `finish_row`; `launches.finish`, `DeviceStep` and `DeviceBatch` describe the others.
 
     Attributes:
         draft_lengths: of `draft`.
         sums, records: of `DraftSums`.
         last_stride, draft_stride, out_stride, confidence_stride, from_engine_stride, records_stride: between rows.
         columns_count: K.
-        max_slots, most: S and N of `DeviceColumns`.
+        max_slots, max_draft_length: S and N of `DeviceColumns`.
         num_sources, engine_source: sources of drafts, and the number of the engine's own.
     """
 
@@ -55,7 +55,7 @@ class Finish(NamedTuple):
     records_stride: int
     columns_count: int
     max_slots: int
-    most: int
+    max_draft_length: int
     vocab_size: int
     num_sources: int
     engine_source: int
@@ -127,9 +127,9 @@ def finish_row(it, program, SIZES: tl.constexpr):  # type: ignore[no-untyped-def
     tl.store(it.outputs.confidence + row * it.confidence_stride + columns, level, mask=mask)
     if it.outputs.from_engine is not None:
         tl.store(it.outputs.from_engine + row * it.from_engine_stride, tl.minimum(continues, count))
-    head = it.state.heads + slot * (it.most + SOURCES)
-    stored = slot * it.most + columns
-    mask = columns < tl.where(drafts, it.most, 0)
+    head = it.state.heads + slot * (it.max_draft_length + SOURCES)
+    stored = slot * it.max_draft_length + columns
+    mask = columns < tl.where(drafts, it.max_draft_length, 0)
     tl.store(head, generation, mask=drafts)
     tl.store(head + BASE_LEN, base.to(tl.int64), mask=drafts)
     tl.store(head + COUNT, count.to(tl.int64), mask=drafts)
@@ -145,8 +145,10 @@ def finish_row(it, program, SIZES: tl.constexpr):  # type: ignore[no-untyped-def
         if ended == tl.num_programs(0) - 1:
             zero = row * 0
             record = it.records + it.step % RECORDS * it.records_stride
-            amount = tl.atomic_xchg(it.sums + ROWS + 1 + columns, tl.full([BLOCK], 0, tl.int64), mask=columns < it.most)
-            tl.store(record + 2 + columns, amount, mask=columns < it.most)
+            amount = tl.atomic_xchg(
+                it.sums + ROWS + 1 + columns, tl.full([BLOCK], 0, tl.int64), mask=columns < it.max_draft_length
+            )
+            tl.store(record + 2 + columns, amount, mask=columns < it.max_draft_length)
             tl.store(record + 1, tl.atomic_xchg(it.sums + ROWS, zero))
             tl.atomic_xchg(it.sums + ENDED, zero)
             tl.store(record, it.step.to(tl.int64) * STEP + tl.atomic_xchg(it.sums + OF_ENGINE, zero))

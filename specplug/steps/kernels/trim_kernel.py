@@ -84,7 +84,7 @@ def trim_kernel(  # type: ignore[no-untyped-def]
     count = tl.load(scratch + number)
     above = tl.reduce(count, 0, _plus) - tl.associative_scan(count, 0, _plus)  # tokens above level `number + 1`
     count += above
-    most = tl.minimum(tl.reduce(length, 0, _plus), tl.load(token_budget)).to(tl.int32)
+    limit = tl.minimum(tl.reduce(length, 0, _plus), tl.load(token_budget)).to(tl.int32)
 
     # The n-th level in descending order is the number of levels that at least n tokens reach: all but those marked
     # before n.  Find the smallest n with the greatest gain.
@@ -95,16 +95,16 @@ def trim_kernel(  # type: ignore[no-untyped-def]
     best = tl.full([], 0, tl.int64)
     left = tl.full([], 0, tl.int32)
     lowest = tl.full([], LEVELS, tl.int32)
-    for start in range(0, most, BLOCK):
+    for start in range(0, limit, BLOCK):
         index = start + row
-        inside = index < most
+        inside = index < limit
         mark = tl.load(marks + index, mask=inside, other=0)
         level = tl.where(inside, LEVELS - passed - tl.associative_scan(mark, 0, _plus), 0)
         gain = total + tl.associative_scan(level.to(tl.int64), 0, _plus)
         gain -= tl.load(costs + tl.minimum(index + 1, last_cost))
         gain = tl.where(inside, gain, 0)
         highest = tl.reduce(gain, 0, _larger)
-        first = -tl.reduce(tl.where(inside & (gain == highest), -index, -most), 0, _larger)
+        first = -tl.reduce(tl.where(inside & (gain == highest), -index, -limit), 0, _larger)
         is_better = highest > best
         left = tl.where(is_better, first + 1, left)
         lowest = tl.where(is_better, tl.reduce(tl.where(index == first, level, 0), 0, _plus), lowest)

@@ -132,7 +132,7 @@ def ids_by_piece(vocabulary: Vocabulary) -> dict[bytes, int]:
 Integers = npt.NDArray[np.int64]
 
 LONGEST_PIECE = 32
-"""The most bytes of a token that `PieceHashes` knows."""
+"""The maximum number of bytes of a token that `PieceHashes` knows."""
 
 _AFTER_SIGNS = re.compile(r"(?<=[ !-/:-@\[-`{-~][!-/:-@\[-`{-~])(?=[A-Za-z])")
 

@@ -20,7 +20,7 @@ from specplug.tools.audit.probe import (
     Finding,
     Material,
     Probe,
-    judged,
+    report_finding,
 )
 from specplug.tools.audit.texts import first_difference, is_near_tie
 from specplug.tools.client.answers import Answer
@@ -116,7 +116,7 @@ class Structured(Check):
             f"control's do; {len(differences)} outputs differ from the control's, {ties} near ties"
         )
         failures = [*invalid, *differences]
-        return judged(self.name, failures, summary, proves=valid > 0, valid=valid, near_ties=ties)
+        return report_finding(self.name, failures, summary, proves=valid > 0, valid=valid, near_ties=ties)
 
 
 def _schema(number: int) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class Chat(Check):
         failures = malformed if control.tolerance > COARSE else [*malformed, *differences]
         chats = len(answers)
         bad = len(malformed)
-        return judged(self.name, failures, summary, chats=chats, malformed=bad, tool_calls=calls)
+        return report_finding(self.name, failures, summary, chats=chats, malformed=bad, tool_calls=calls)
 
 
 def _parts(answer: Answer) -> tuple[object, ...]:

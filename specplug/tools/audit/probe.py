@@ -167,13 +167,15 @@ class Finding:
         return replace(self, drafts=drafts)
 
 
-def judged(check: str, failures: Sequence[str], summary: str, *, proves: bool = True, **figures: Any) -> Finding:
+def report_finding(
+    check: str, failures: Sequence[str], summary: str, *, proves: bool = True, **figures: Any
+) -> Finding:
     """Return a result that failed if there are failures, and is unproven if it `proves` nothing without any."""
     status = CheckOutcome.FAILED if failures else CheckOutcome.PASSED if proves else CheckOutcome.UNPROVEN
     return Finding(check, status, summary, tuple(failures[:MOST_EXAMPLES]), figures)
 
 
-def unanswered(check: str, answers: Sequence[Answer], who: str) -> Finding | None:
+def check_answers(check: str, answers: Sequence[Answer], who: str) -> Finding | None:
     """Return a result if probes had no answer: "not run" if all of them were refused by name, else "failed"."""
     errors = [answer.error for answer in answers if answer.error is not None]
     if not errors:

@@ -20,7 +20,7 @@ from specplug.tools.audit.probe import (
     Material,
     Probe,
     Side,
-    unanswered,
+    check_answers,
 )
 from specplug.tools.audit.sampled import Sampled
 from specplug.tools.audit.texts import Greedy, Logprobs, Seeds, Stops, noise
@@ -87,7 +87,7 @@ def all_checks(samples: int) -> dict[str, Check]:
     return {check.name: check for check in checks}
 
 
-def chosen(names: Sequence[str], samples: int) -> list[Check]:
+def choose_checks(names: Sequence[str], samples: int) -> list[Check]:
     """Return the named checks, or, if none is named, all that every lossless engine must pass.
 
     An unknown name raises `SettingsError`.
@@ -239,10 +239,10 @@ def _judge(
     control: ControlAnswers,
 ) -> Finding:
     """Send a check's probes to the control, and judge."""
-    finding = unanswered(check.name, answers, "the audited engine")
+    finding = check_answers(check.name, answers, "the audited engine")
     if finding is None:
         expected = opened.answers(check.name, check.control_probes(material, answers, control))
-        finding = unanswered(check.name, expected, "the control")
+        finding = check_answers(check.name, expected, "the control")
     if finding is None:
         finding = check.judge(material, answers, expected, control)
     return finding.with_drafts(drafts)

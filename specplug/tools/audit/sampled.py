@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specplug.testing.equality import MIN_EXPECTED, GStatistic, g_excess, g_statistic, pool
-from specplug.tools.audit.probe import TOP_LOGPROBS, Check, ControlAnswers, Finding, Material, Probe, judged
+from specplug.tools.audit.probe import TOP_LOGPROBS, Check, ControlAnswers, Finding, Material, Probe, report_finding
 from specplug.tools.client.answers import Answer
 
 LENGTH = 4
@@ -61,7 +61,7 @@ def from_logprobs(top: Mapping[int, float], temperature: float, top_k: int) -> D
     return {token: weight / sum(weights.values()) for token, weight in weights.items()}
 
 
-def against_exact(counts: Counter[int], distribution: Distribution) -> GStatistic:
+def compare_exact(counts: Counter[int], distribution: Distribution) -> GStatistic:
     """Return the G-statistic of observed tokens against a distribution."""
     tokens = [token for token in distribution if token != OTHER]
     observed = [counts[token] for token in tokens]
@@ -69,7 +69,7 @@ def against_exact(counts: Counter[int], distribution: Distribution) -> GStatisti
     return g_statistic([*observed, counts.total() - sum(observed)], probs / probs.sum())
 
 
-def against_sample(counts: Counter[int], control: Counter[int]) -> GStatistic:
+def compare_sample(counts: Counter[int], control: Counter[int]) -> GStatistic:
     """Return the G-statistic that two samples are from one distribution."""
     tokens = sorted({*counts, *control})
     table = np.array([[sample[token] for token in tokens] for sample in (counts, control)], np.float64)
@@ -81,7 +81,7 @@ def against_sample(counts: Counter[int], control: Counter[int]) -> GStatistic:
     return GStatistic(2 * float((pooled[seen] * np.log(pooled[seen] / expected[seen])).sum()), len(cells) - 1)
 
 
-def detectable(tested: Sequence[tuple[float, Distribution]], alpha: float, power: float) -> float | None:
+def detectable_share(tested: Sequence[tuple[float, Distribution]], alpha: float, power: float) -> float | None:
     """Return the smallest share of forced tokens that the tests together find with probability `power`.
 
     The departure is that of a verifier that accepts a draft on this share of the draws, whatever the target says, where
@@ -164,7 +164,7 @@ class Sampled(Check):
             kind = group.temperature, group.top_k
             if control.gives_logprobs:
                 distribution = from_logprobs(expected[place].top_logprobs[0], *kind)
-                found = against_exact(counts, distribution)
+                found = compare_exact(counts, distribution)
                 size = float(counts.total())
             else:
                 found, size, distribution = _two_samples(counts, own.get((group, context), Counter()))
@@ -181,7 +181,7 @@ class Sampled(Check):
         exact: bool,
     ) -> Finding:
         alpha = ALPHA / max(1, len(totals))
-        share = detectable(sizes, alpha, POWER) if sizes else None
+        share = detectable_share(sizes, alpha, POWER) if sizes else None
         failures = [
             f"temperature {temperature:g}, top-k {top_k or 'off'}: p = {found.p:.2g} (G = {found.value:.1f}, "
             f"{found.freedom} degrees of freedom)"
@@ -191,7 +191,7 @@ class Sampled(Check):
         smallest = min((found.p for found in totals.values()), default=1.0)
         reference = "exact probabilities" if exact else "a sample of the control"
         found_power = "nothing" if share is None else f"a draft forced on {share:.1%} of the draws"
-        return judged(
+        return report_finding(
             self.name,
             failures,
             f"{samples} samples of {LENGTH} tokens against {reference}, {len(sizes)} contexts, smallest p = "
@@ -214,7 +214,7 @@ def _two_samples(counts: Counter[int], theirs: Counter[int]) -> tuple[GStatistic
     if not theirs:
         return GStatistic(), 0.0, distribution
     size = counts.total() * theirs.total() / both.total()
-    return against_sample(counts, theirs), size, distribution
+    return compare_sample(counts, theirs), size, distribution
 
 
 def _groups(material: Material) -> list[Group]:

@@ -28,7 +28,7 @@ from specplug.tools.client.answers import (
     put_together,
 )
 from specplug.tools.client.http import Refused, ServerClient, answer_all
-from specplug.tools.client.interrupt import interruptible
+from specplug.tools.client.interrupt import run_interruptible
 from specplug.tools.forecast.scraped import Samples, read_samples
 
 R = TypeVar("R")
@@ -243,7 +243,7 @@ class ServerSide:
         return self._flags
 
     def _run(self, call: Coroutine[Any, Any, R]) -> R:
-        return self._loop.run(interruptible(call))
+        return self._loop.run(run_interruptible(call))
 
     async def _recognised(self) -> tuple[Dialect, str]:
         """Return the engine's dialect and version."""

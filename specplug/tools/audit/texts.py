@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from specplug.testing.equality import Difference
-from specplug.tools.audit.probe import Check, CheckOutcome, ControlAnswers, Finding, Material, Probe, judged
+from specplug.tools.audit.probe import Check, CheckOutcome, ControlAnswers, Finding, Material, Probe, report_finding
 from specplug.tools.client.answers import Answer
 
 SURPRISING = 0.01
@@ -80,7 +80,7 @@ def largest_gap(one: Mapping[int, float], other: Mapping[int, float]) -> float:
     return max((gap for gap in gaps if not math.isnan(gap)), default=0.0)
 
 
-def surprise(differences: int, total: int, own: int, own_total: int) -> float:
+def surprise_probability(differences: int, total: int, own: int, own_total: int) -> float:
     """Return Fisher's exact p-value that differences are more frequent than the control's own from itself."""
     from scipy.stats import fisher_exact
 
@@ -105,7 +105,7 @@ class Greedy(Check):
             material.probe(
                 number,
                 max_tokens=_length(material, number),
-                expected=material.prompts[number] + half_right(material.greedy[number].token_ids),
+                expected=material.prompts[number] + half_right_draft(material.greedy[number].token_ids),
             )
             for number in reversed(range(len(material.prompts)))
         ]
@@ -128,10 +128,10 @@ class Greedy(Check):
         ends = {one.request: one.position + 1 for one in differences}
         compared = sum(ends.get(number, len(answer.token_ids)) for number, (_, answer) in enumerate(pairs))
         rate = certain / max(1, compared)
-        p = surprise(len(ties), len(pairs), control.self_differences, len(control.greedy))
+        p = surprise_probability(len(ties), len(pairs), control.self_differences, len(control.greedy))
         if p < SURPRISING:
             failures.append(f"near ties are too frequent for rounding: p = {p:.2g}")
-        return judged(
+        return report_finding(
             self.name,
             failures,
             f"{len(pairs) - len(differences)} of {len(pairs)} outputs equal the control's, {len(ties)} near ties "
@@ -147,7 +147,7 @@ class Greedy(Check):
         )
 
 
-def half_right(token_ids: Sequence[int]) -> tuple[int, ...]:
+def half_right_draft(token_ids: Sequence[int]) -> tuple[int, ...]:
     """Return a text with every `WRONG_EVERY`-th token replaced by another one of it."""
     changed = list(token_ids)
     for place in range(WRONG_EVERY - 1, len(changed), WRONG_EVERY):
@@ -199,7 +199,7 @@ class Stops(Check):
                 end, own = (f"{one.text[-20:]!r} ({one.finish_reason})" for one in (wanted, found))
                 differences.append(f"prompt {number}, stop {stop!r}: expected {end}, found {own}")
         summary = f"{compared - len(differences)} of {compared} outputs end as the control's, {stopped} of them stopped"
-        return judged(self.name, differences, summary, proves=stopped > 0, outputs=compared, stopped=stopped)
+        return report_finding(self.name, differences, summary, proves=stopped > 0, outputs=compared, stopped=stopped)
 
 
 def stop_within(text: str) -> str:
@@ -249,7 +249,7 @@ class Logprobs(Check):
         summary = (
             f"log-probabilities of {compared} tokens, largest difference {largest:.2g} (fails above {tolerance:.2g})"
         )
-        return judged(self.name, differences, summary, tokens=compared, largest=largest, tolerance=tolerance)
+        return report_finding(self.name, differences, summary, tokens=compared, largest=largest, tolerance=tolerance)
 
 
 class Seeds(Check):
@@ -289,7 +289,7 @@ class Seeds(Check):
         summary = (
             f"{total - differing} of {total} outputs equal the control's; the control differs from itself on {own}"
         )
-        failures = examples if surprise(differing, total, own, total) < SURPRISING else []
+        failures = examples if surprise_probability(differing, total, own, total) < SURPRISING else []
         figures = {"outputs": total, "differences": differing, "self_differences": own}
-        finding = judged(self.name, failures, summary, proves=not examples, **figures)
+        finding = report_finding(self.name, failures, summary, proves=not examples, **figures)
         return finding if failures else replace(finding, examples=tuple(examples[:1]))

@@ -80,7 +80,7 @@ def most_pairs(num_prompts: int, concurrencies: Sequence[int]) -> int:
     return num_prompts // (4 * max(concurrencies) * len(concurrencies))
 
 
-def deal(prompts: Sequence[Prompt], concurrencies: Sequence[int], pairs: int, seed: int) -> list[Block]:
+def assign_blocks(prompts: Sequence[Prompt], concurrencies: Sequence[int], pairs: int, seed: int) -> list[Block]:
     """Assign each prompt to one block.
 
     A pair has one block for each mode, with equally many prompts of similar lengths.  The mode that comes first

@@ -107,7 +107,7 @@ class Comparison:
         return {**asdict(self), "verdict": self.throughput.verdict, "advice": self.advice}
 
 
-def looks(first: int, most: int) -> list[int]:
+def look_counts(first: int, most: int) -> list[int]:
     """Return the numbers of pairs after which a run with `--until` looks: `first`, doubled up to `most`."""
     found = [min(first, most)]
     while found[-1] < most:
@@ -118,8 +118,8 @@ def looks(first: int, most: int) -> list[int]:
 def rows(measured: Sequence[Measured], first_look: int | None = None) -> list[Comparison]:
     """Return one row for each concurrency, in the order in which they ran.
 
-    If a run with several `looks` looked first after `first_look` pairs, the looks share `LEVEL`, each with half of what
-    the one before had.
+    If a run with several `look_counts` looked first after `first_look` pairs, the looks share `LEVEL`, each with half
+    of what the one before had.
     """
     return [
         _row([each for each in measured if each.block.concurrency == concurrency], first_look)
@@ -164,7 +164,7 @@ def _row(measured: Sequence[Measured], first_look: int | None) -> Comparison:
     counts = {name: sum(each.counts[name] for each in on) for name in on[0].counts}
     steps = counts["target_steps"]
     drafted = counts["proposed"]
-    looked = 0 if first_look is None else len(looks(first_look, len(pairs)))
+    looked = 0 if first_look is None else len(look_counts(first_look, len(pairs)))
     return Comparison(
         concurrency=measured[0].block.concurrency,
         off=_side(off),

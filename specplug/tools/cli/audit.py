@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,9 +12,23 @@ import typer
 from rich.text import Text
 
 from specplug.errors import SettingsError
-from specplug.tools.cli import launch
+from specplug.tools.cli.groups import with_groups
 from specplug.tools.cli.html_report import HtmlFile, write_report
-from specplug.tools.cli.output import AsJson, note, progress, show, table
+from specplug.tools.cli.launch import flags, nested_options, prompt_form, server_form, start_engine
+from specplug.tools.cli.options import (
+    ApiKey,
+    Drafting,
+    DraftLength,
+    DraftModel,
+    EmbeddedOnly,
+    OperatorKey,
+    Place,
+    PluginOptions,
+    Proposer,
+    Raw,
+    Timeout,
+)
+from specplug.tools.cli.output import AsJson, print_note, progress, show, table
 from specplug.tools.client.http import PATIENCE
 
 if TYPE_CHECKING:
@@ -33,6 +48,84 @@ def _number_or_name(text: str) -> float | str:
         return text
 
 
+@dataclass(frozen=True)
+class Material:
+    """What both sides are asked."""
+
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(help="File or folder of .jsonl with prompts; by default tasks made from Python files."),
+    ] = None
+    checks: Annotated[
+        list[str] | None, typer.Option("--check", help="Run this check only, and fail if it cannot run; repeat.")
+    ] = None
+    limit: Annotated[int, typer.Option(min=1, help="Most prompts.")] = 24
+    samples: Annotated[int, typer.Option(min=1, help="Samples for each of 4 prompts and 2 kinds of sampling.")] = 200
+    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per answer.")] = 64
+    raw: Raw = False
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 8
+
+    def texts(self) -> list[str]:
+        """Return the texts of the prompts."""
+        from specplug.tools.bench.prompts import read_prompts
+        from specplug.tools.demo.tasks import KINDS, make_tasks
+
+        if self.prompts:
+            found = [prompt.text or prompt.messages[-1]["content"] for prompt in read_prompts(self.prompts)]
+            return [text for text in found if isinstance(text, str)][: self.limit]
+        kinds = sorted(KINDS, key="code".__ne__)  # open tasks, whose answers are uncertain, first
+        tasks = [make_tasks(kind, "held-out", -(-self.limit // len(kinds))) for kind in kinds]
+        return [task.prompt for of_kind in zip(*tasks, strict=True) for task in of_kind][: self.limit]
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What drafts and verifies in an audited engine."""
+
+    engine: EmbeddedOnly = None
+    draft: DraftModel = None
+    proposer: Proposer = None
+    policy: Annotated[
+        str | None,
+        typer.Option(help=f"The policy that chooses draft lengths; by default {POLICY}, which always drafts."),
+    ] = None
+    verifier: Annotated[
+        str | None, typer.Option(help="The verifier that requests name; see `specplug list`. A lossy one fails.")
+    ] = None
+    acceptance_threshold: Annotated[
+        Any | None,
+        typer.Option(
+            parser=_number_or_name, metavar="NUMBER|NAME", help="Threshold of a lossy verifier, which must be named."
+        ),
+    ] = None
+    draft_length: DraftLength = None
+    options: PluginOptions = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the audited engine."""
+        drafting = Drafting(None, self.draft, self.proposer, self.policy or POLICY, self.draft_length)
+        own = drafting.settings(verifier=self.verifier)
+        return {**own, "options": {**own.get("options", {}), **nested_options(self.options or ())}}
+
+    def fields(self) -> dict[str, Any]:
+        """Return specplug's fields of each request."""
+        return flags(verifier=self.verifier, acceptance_threshold=self.acceptance_threshold)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How servers are reached."""
+
+    api_key: ApiKey = None
+    timeout: Timeout = PATIENCE
+    operator_key: OperatorKey = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `ServerClient`."""
+        return {"api_key": self.api_key, "operator_key": self.operator_key, "patience": self.timeout}
+
+
+@with_groups
 def audit(
     audited: Annotated[
         str, typer.Argument(help="A server, such as http://127.0.0.1:8000, or a model: a folder, an id, or tiny.")
@@ -44,42 +137,11 @@ def audit(
             "answers again with speculation switched off."
         ),
     ] = None,
-    prompts: Annotated[
-        list[Path] | None,
-        typer.Option(help="File or folder of .jsonl with prompts; by default tasks made from Python files."),
-    ] = None,
-    checks: Annotated[
-        list[str] | None, typer.Option("--check", help="Run this check only, and fail if it cannot run; repeat.")
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most prompts.")] = 24,
-    samples: Annotated[int, typer.Option(min=1, help="Samples for each of 4 prompts and 2 kinds of sampling.")] = 200,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per answer.")] = 64,
-    raw: launch.Raw = False,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 8,
-    engine: launch.EmbeddedOnly = None,
-    draft: launch.DraftModel = None,
-    proposer: launch.Proposer = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(help=f"The policy that chooses draft lengths; by default {POLICY}, which always drafts."),
-    ] = None,
-    verifier: Annotated[
-        str | None, typer.Option(help="The verifier that requests name; see `specplug list`. A lossy one fails.")
-    ] = None,
-    acceptance_threshold: Annotated[
-        Any | None,
-        typer.Option(
-            parser=_number_or_name, metavar="NUMBER|NAME", help="Threshold of a lossy verifier, which must be named."
-        ),
-    ] = None,
-    draft_length: launch.DraftLength = None,
-    options: launch.PluginOptions = None,
-    device: launch.Device = None,
-    dtype: launch.Dtype = None,
-    threads: launch.Threads = None,
-    api_key: launch.ApiKey = None,
-    timeout: launch.Timeout = PATIENCE,
-    operator_key: launch.OperatorKey = None,
+    *,
+    material: Material,
+    drafting: Audited,
+    place: Place,
+    reached: Reached,
     html: HtmlFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -100,24 +162,10 @@ def audit(
     `specplug audit http://127.0.0.1:8000 http://127.0.0.1:8001 --prompts logs.jsonl --json`
     """
     from specplug.tools.audit.probe import CheckOutcome
-    from specplug.tools.audit.run import chosen, run
+    from specplug.tools.audit.run import choose_checks, run
 
-    selected = chosen(checks or [], samples)
-    if _is_url(audited):
-        sides = _servers(audited, control, api_key=api_key, operator_key=operator_key, raw=raw, patience=timeout)
-    elif control is None:
-        overrides = launch.drafted_by(draft, proposer) | launch.flags(
-            verifier=verifier, num_speculative_tokens=draft_length
-        )
-        overrides["policy"] = policy or POLICY
-        given = launch.nested_options(options or ())
-        overrides["options"] = {**overrides.get("options", {}), **given}
-        place = {"device": device, "dtype": dtype, "threads": threads, "max_num_seqs": concurrency}
-        sides = _engines(audited, overrides, raw=raw, **place)
-    else:
-        found = f"the model {audited!r} and a control"
-        expected = "two servers' addresses, or one model"
-        raise SettingsError.build("a control is a server", who="specplug audit", found=found, expected=expected)
+    selected = choose_checks(material.checks or [], material.samples)
+    sides = _sides(audited, control, material, drafting, place, reached)
     with progress(quiet=as_json) as bar:
 
         def advance(title: str, total: int) -> Callable[[], None]:
@@ -127,21 +175,40 @@ def audit(
         report = run(
             audited=sides[0],
             control=sides[1],
-            texts=_texts(prompts, limit),
+            texts=material.texts(),
             checks=selected,
-            max_tokens=max_tokens,
-            together=concurrency,
+            max_tokens=material.max_tokens,
+            together=material.concurrency,
             progress=advance,
-            fields=launch.flags(verifier=verifier, acceptance_threshold=acceptance_threshold),
+            fields=drafting.fields(),
         )
+    _publish(report, html, as_json=as_json)
+    if not report.passed or (material.checks and report.has(CheckOutcome.NOT_RUN)):
+        raise typer.Exit(1)
+
+
+def _publish(report: Report, html: Path | None, *, as_json: bool) -> None:
+    """Print the report, and write it as a page if a file is named."""
     *parts, verdict = _shown(report)
     show(report.as_dict(), *parts, verdict, as_json=as_json)
     if html is not None:
         verdict.style = "green" if report.passed else "red" if report.failed else "yellow"
         plots = [lambda figure: _plot(report, figure)] if report.drafts is not None else []
         write_report(html, f"specplug audit: {report.audited}", verdict, parts, plots, report.as_dict())
-    if not report.passed or (checks and report.has(CheckOutcome.NOT_RUN)):
-        raise typer.Exit(1)
+
+
+def _sides(
+    audited: str, control: str | None, material: Material, drafting: Audited, place: Place, reached: Reached
+) -> tuple[Open, Open]:
+    """Return what opens the audited engine, and its control."""
+    if _is_url(audited):
+        return _servers(audited, control, raw=material.raw, **reached.arguments())
+    if control is None:
+        own = {**place.arguments(), "max_num_seqs": material.concurrency}
+        return _engines(audited, drafting.settings(), raw=material.raw, **own)
+    found = f"the model {audited!r} and a control"
+    expected = "two servers' addresses, or one model"
+    raise SettingsError.build("a control is a server", who="specplug audit", found=found, expected=expected)
 
 
 def _servers(audited: str, control: str | None, **given: Any) -> tuple[Open, Open]:
@@ -155,7 +222,7 @@ def _servers(audited: str, control: str | None, **given: Any) -> tuple[Open, Ope
     @contextmanager
     def noted(**mode: Any) -> Iterator[Side]:
         with connect(audited, **mode, **given) as side:
-            note(launch.server_form(side.has_template, raw=given["raw"]))
+            print_note(server_form(side.has_template, raw=given["raw"]))
             yield side
 
     if control is None:
@@ -168,29 +235,17 @@ def _engines(model: str, overrides: dict[str, Any], *, raw: bool, **place: Any) 
 
     @contextmanager
     def audited() -> Iterator[Side]:
-        with closing(launch.start_engine(model, overrides, baseline=False, **place)) as running:
-            form, described = launch.prompt_form(model, raw=raw)
-            note(described)
+        with closing(start_engine(model, overrides, baseline=False, **place)) as running:
+            form, described = prompt_form(model, raw=raw)
+            print_note(described)
             yield TextEngineSide(running, drafts=True, form=form)
 
     @contextmanager
     def control() -> Iterator[Side]:
-        with closing(launch.start_engine(model, {}, baseline=True, **place)) as running:
+        with closing(start_engine(model, {}, baseline=True, **place)) as running:
             yield TextEngineSide(running, drafts=False)
 
     return audited, control
-
-
-def _texts(paths: list[Path] | None, limit: int) -> list[str]:
-    from specplug.tools.bench.prompts import read_prompts
-    from specplug.tools.demo.tasks import KINDS, make_tasks
-
-    if paths:
-        found = [prompt.text or prompt.messages[-1]["content"] for prompt in read_prompts(paths)]
-        return [text for text in found if isinstance(text, str)][:limit]
-    kinds = sorted(KINDS, key="code".__ne__)  # open tasks, whose answers are uncertain, first
-    tasks = [make_tasks(kind, "held-out", -(-limit // len(kinds))) for kind in kinds]
-    return [task.prompt for of_kind in zip(*tasks, strict=True) for task in of_kind][:limit]
 
 
 def _shown(report: Report) -> Iterator[Any]:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from specplug.tools.cli.groups import with_groups
 from specplug.tools.cli.html_report import HtmlFile, Plot, write_report
-from specplug.tools.cli.launch import ApiKey, OperatorKey, Raw, Timeout, ascending, server_form
-from specplug.tools.cli.output import AsJson, dim, note, print_error, progress, show, table
+from specplug.tools.cli.launch import parse_numbers, server_form
+from specplug.tools.cli.options import Raw, Server
+from specplug.tools.cli.output import AsJson, print_error, print_note, progress, remark_text, show, table
 from specplug.tools.cli.replay import SHIPPED
-from specplug.tools.client.http import PATIENCE, ServerClient
-from specplug.tools.client.interrupt import interruptible
+from specplug.tools.client.http import ServerClient
+from specplug.tools.client.interrupt import run_interruptible
 
 if TYPE_CHECKING:
     from specplug.tools.bench.prompts import Block, Prompt
@@ -32,25 +34,45 @@ NOTE = (
 )
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """The requests of a run, and how they are timed."""
+
+    concurrency: Annotated[str, typer.Option(help="Requests in flight, separated by commas; one row each.")] = "1,4"
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of blocks, off and on, at each concurrency.")] = 3
+    until: Annotated[
+        bool, typer.Option("--until", help="Go on with further pairs until a difference is shown, or the prompts end.")
+    ] = False
+    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per answer.")] = 128
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N different prompts.")] = None
+    check: Annotated[int, typer.Option(min=0, help="Prompts sent in both modes at the end, to compare texts.")] = 4
+    raw: Raw = False
+    model: Annotated[str | None, typer.Option(help="The model's name; by default the first one.")] = None
+
+    @property
+    def first_look(self) -> int | None:
+        """The pairs after which a run with --until looks first; None for others."""
+        return self.pairs if self.until else None
+
+    def deal(self, prompts: Sequence[Prompt], seed: int) -> list[Block]:
+        """Assign the prompts to blocks."""
+        from specplug.tools.bench.prompts import assign_blocks, most_pairs
+
+        in_flight = parse_numbers(self.concurrency, "numbers", "--concurrency")
+        most = max(self.pairs, most_pairs(len(prompts), in_flight)) if self.until else self.pairs
+        return assign_blocks(prompts, in_flight, most, seed)
+
+
+@with_groups
 def bench(
     url: Annotated[str, typer.Argument(help="The server, such as http://127.0.0.1:8000.")],
     prompts: Annotated[
         list[Path] | None,
         typer.Argument(help="Files or folders of .jsonl with prompts or chat logs; by default the shipped traces."),
     ] = None,
-    concurrency: Annotated[str, typer.Option(help="Requests in flight, separated by commas; one row each.")] = "1,4",
-    pairs: Annotated[int, typer.Option(min=1, help="Pairs of blocks, off and on, at each concurrency.")] = 3,
-    until: Annotated[
-        bool, typer.Option("--until", help="Go on with further pairs until a difference is shown, or the prompts end.")
-    ] = False,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per answer.")] = 128,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N different prompts.")] = None,
-    check: Annotated[int, typer.Option(min=0, help="Prompts sent in both modes at the end, to compare texts.")] = 4,
-    raw: Raw = False,
-    model: Annotated[str | None, typer.Option(help="The model's name; by default the first one.")] = None,
-    api_key: ApiKey = None,
-    operator_key: OperatorKey = None,
-    timeout: Timeout = PATIENCE,
+    *,
+    blocks: Blocks,
+    server: Server,
     seed: Annotated[int, typer.Option(help="Seed for assigning prompts to blocks.")] = 0,
     html: HtmlFile = None,
     as_json: AsJson = False,
@@ -76,69 +98,78 @@ def bench(
 
     `specplug bench http://127.0.0.1:8000 logs.jsonl --concurrency 1,8,32 --pairs 5 --json`
     """
-    from specplug.tools.bench.prompts import deal, most_pairs, read_prompts
+    from specplug.tools.bench.prompts import read_prompts
     from specplug.tools.bench.report import errors, rows
 
-    given = read_prompts(prompts or [SHIPPED])[:limit]
-    in_flight = ascending(concurrency, "numbers", "--concurrency")
-    most = max(pairs, most_pairs(len(given), in_flight)) if until else pairs
-    blocks = deal(given, in_flight, most, seed)
-    first_look = pairs if until else None
-    server = ServerClient(url, api_key=api_key, operator_key=operator_key, patience=timeout)
-    run: dict[str, Any] = {"max_tokens": max_tokens, "first_look": first_look, "raw": raw, "quiet": as_json}
-    measured, same, about = asyncio.run(interruptible(_run(server, model, blocks, given[:check], **run)))
-    compared = rows(measured, first_look)
-    failures = errors(measured)
-    checked = {"identical": same, "requested": len(given[:check])}
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    data = {**about, "check": checked, "rows": [row.as_dict() for row in compared], "errors": failures, "note": NOTE}
-    parts: list[Table | Text | str] = [
-        table(f"{about['model']} at {about['url']} ({versions})", _COLUMNS, map(_cells, compared)),
-        f"Texts identical in both modes: {same} of {checked['requested']}.",
-        *(row.advice for row in compared if row.advice),
-        dim(NOTE),
-    ]
-    show(data, *parts, as_json=as_json)
+    given = read_prompts(prompts or [SHIPPED])[: blocks.limit]
+    dealt = blocks.deal(given, seed)
+    checked = given[: blocks.check]
+    run = _run(server.client(url), blocks, dealt, checked, quiet=as_json)
+    measured, same, about = asyncio.run(run_interruptible(run))
+    compared = rows(measured, blocks.first_look)
+    found = _Found(about, compared, same, len(checked), errors(measured))
+    show(found.as_dict(), *found.parts(), as_json=as_json)
     if html is not None:
-        found = [f"{row.concurrency} in flight: {row.throughput.verdict}" for row in compared]
-        wrong = ["texts differ"] * (same < checked["requested"]) + ["requests failed"] * bool(failures)
-        is_faster = all(row.throughput.verdict == "faster" for row in compared)
-        verdict = Text("; ".join(wrong + found), "red" if wrong else "green" if is_faster else "yellow")
-        shown = [*parts, *(f"a request failed: {failure}" for failure in failures[:5])]
-        write_report(html, f"specplug bench: {about['model']}", verdict, shown, [_plot(compared)], data)
-    for failure in failures[:5] if not as_json else ():
+        shown = [*found.parts(), *(f"a request failed: {failure}" for failure in found.failures[:5])]
+        title = f"specplug bench: {about['model']}"
+        write_report(html, title, found.verdict(), shown, [_plot(compared)], found.as_dict())
+    for failure in found.failures[:5] if not as_json else ():
         print_error(f"a request failed: {failure}")
-    if failures or same < checked["requested"]:
+    if found.failures or same < len(checked):
         raise typer.Exit(1)
 
 
+class _Found(NamedTuple):
+    """The results of a run: texts that were the same in both modes, of so many, and why requests failed."""
+
+    about: dict[str, Any]
+    rows: Sequence[Comparison]
+    same: int
+    checked: int
+    failures: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the results ready for JSON."""
+        check = {"identical": self.same, "requested": self.checked}
+        rows = [row.as_dict() for row in self.rows]
+        return {**self.about, "check": check, "rows": rows, "errors": self.failures, "note": NOTE}
+
+    def parts(self) -> Iterator[Table | Text | str]:
+        """Yield the results for people."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.about["versions"].items())
+        yield table(f"{self.about['model']} at {self.about['url']} ({versions})", _COLUMNS, map(_cells, self.rows))
+        yield f"Texts identical in both modes: {self.same} of {self.checked}."
+        yield from (row.advice for row in self.rows if row.advice)
+        yield remark_text(NOTE)
+
+    def verdict(self) -> Text:
+        """Return the results in a line."""
+        found = [f"{row.concurrency} in flight: {row.throughput.verdict}" for row in self.rows]
+        wrong = ["texts differ"] * (self.same < self.checked) + ["requests failed"] * bool(self.failures)
+        is_faster = all(row.throughput.verdict == "faster" for row in self.rows)
+        return Text("; ".join(wrong + found), "red" if wrong else "green" if is_faster else "yellow")
+
+
 async def _run(
-    server: ServerClient,
-    model: str | None,
-    blocks: Sequence[Block],
-    check: Sequence[Prompt],
-    *,
-    max_tokens: int,
-    first_look: int | None,
-    raw: bool,
-    quiet: bool,
+    server: ServerClient, options: Blocks, blocks: Sequence[Block], check: Sequence[Prompt], *, quiet: bool
 ) -> tuple[list[Measured], int, dict[str, Any]]:
     """Return the results of the blocks, the number of texts identical in both modes, and the server's description."""
     from specplug.tools.bench.prompts import as_chats
-    from specplug.tools.bench.report import looks, rows
+    from specplug.tools.bench.report import look_counts, rows
     from specplug.tools.bench.run import keeping_mode, measure, same_texts
 
     pairs = 1 + max(block.pair for block in blocks)
-    stops = [pairs] if first_look is None else looks(first_look, pairs)
+    first_look = options.first_look
+    stops = [pairs] if first_look is None else look_counts(first_look, pairs)
 
     def is_known(measured: Sequence[Measured]) -> bool:
         return rows(measured, first_look)[0].throughput.is_known
 
     async with server:
         status = await server.status()
-        name = model or await server.model()
-        has_template = not raw and await server.has_chat_template(name)
-        note(server_form(has_template, raw=raw))
+        name = options.model or await server.model()
+        has_template = not options.raw and await server.has_chat_template(name)
+        print_note(server_form(has_template, raw=options.raw))
         if has_template:
             check = as_chats(check)
             blocks = [replace(block, prompts=tuple(as_chats(block.prompts))) for block in blocks]
@@ -150,9 +181,9 @@ async def _run(
                 bar.update(task, description=label, advance=1)
 
             async with keeping_mode(server):
-                measured = await measure(server, name, blocks, max_tokens, advance, stops, is_known)
+                measured = await measure(server, name, blocks, options.max_tokens, advance, stops, is_known)
                 bar.update(task, description="comparing texts")
-                same = await same_texts(server, name, check, max_tokens)
+                same = await same_texts(server, name, check, options.max_tokens)
     return measured, same, {"url": server.url, "model": name, "versions": status.versions}
 
 

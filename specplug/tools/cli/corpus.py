@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from inspect import Signature, signature
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from specplug.tools.cli.groups import with_groups
 from specplug.tools.cli.output import AsJson, show, table
 
 corpus = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
@@ -29,63 +29,61 @@ def about() -> None:
     """
 
 
-def _take_in(
-    store: Root,
-    sources: Annotated[
-        list[str],
-        typer.Argument(metavar="SOURCE...", help="Text files, folders, .jsonl files, or - for JSON lines on stdin."),
-    ],
-    tokenizer: Tokenizer = None,
+Sources = Annotated[
+    list[str],
+    typer.Argument(metavar="SOURCE...", help="Text files, folders, .jsonl files, or - for JSON lines on stdin."),
+]
+
+
+@dataclass(frozen=True)
+class Intake:
+    """How sources are read, and whose corpora they become."""
+
     name: Annotated[
         str | None, typer.Option(help="The corpus's name; by default each SOURCE is one, named by its stem.")
-    ] = None,
-    tenant: Tenant = "",
+    ] = None
+    tenant: Tenant = ""
     globs: Annotated[
         list[str] | None,
         typer.Option("--glob", metavar="PATTERN", help="Only files in folders that match, as '*.md'; repeat."),
-    ] = None,
-    text_field: Annotated[str, typer.Option(help="The key of the text in JSON lines.")] = "text",
-    name_field: Annotated[str | None, typer.Option(help="The key of its name; by default name, or else id.")] = None,
+    ] = None
+    text_field: Annotated[str, typer.Option(help="The key of the text in JSON lines.")] = "text"
+    name_field: Annotated[str | None, typer.Option(help="The key of its name; by default name, or else id.")] = None
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Count and skip what cannot be read, such as files that are no text.")
-    ] = False,
-    extend: Annotated[
-        bool, typer.Option("--extend", help="Add to the corpus if it exists, except for documents that it already has.")
-    ] = False,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Refuse additions that would give the tenant more tokens than this.")
-    ] = None,
-    as_json: AsJson = False,
-    *,
-    create: bool = False,
-    sync: bool = False,
-) -> None:
-    """Do as `build` (with `create`), `add` or `sync` does, whose arguments and options these are."""
-    from specplug.corpus.sources import Reading
-    from specplug.tools.cli.corpus_intake import shown_intake, take_in
+    ] = False
 
-    how = Reading(globs=tuple(globs or ()), text_field=text_field, name_field=name_field, skip_bad=skip_bad)
-    given: dict[str, Any] = {"tenant": tenant, "max_tokens": max_tokens, **({} if sync else {"extend": extend})}
-    given |= {"create": create, "sync": sync, "quiet": as_json}
-    found = take_in(store, tokenizer, sources, name, how, **given)
-    show(found, *shown_intake(found, sync=sync), as_json=as_json)
+    def take(
+        self, store: Path, sources: list[str], tokenizer: str | None, *, as_json: bool, create: bool, **how: Any
+    ) -> None:
+        """Add to a store, or bring it up to date; see `take_in`."""
+        from specplug.corpus.sources import Reading
+        from specplug.tools.cli.corpus_intake import shown_intake, take_in
+
+        reading = Reading(
+            globs=tuple(self.globs or ()),
+            text_field=self.text_field,
+            name_field=self.name_field,
+            skip_bad=self.skip_bad,
+        )
+        own = {"tenant": self.tenant, "create": create, "quiet": as_json, **how}
+        found = take_in(store, tokenizer, sources, self.name, reading, **own)
+        show(found, *shown_intake(found, sync=how.get("sync", False)), as_json=as_json)
 
 
-def _intake(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command the parameters of `_take_in` that it does not declare differently."""
-
-    def decorated(command: Callable[..., None]) -> Callable[..., None]:
-        shared, own = (signature(each, eval_str=True).parameters for each in (_take_in, command))
-        given = [own.get(each.name, each) for each in shared.values() if each.kind is not each.KEYWORD_ONLY]
-        command.__signature__ = Signature([each for each in given if each.name not in without])  # type: ignore[attr-defined]
-        return command
-
-    return decorated
+Extend = Annotated[
+    bool, typer.Option("--extend", help="Add to the corpus if it exists, except for documents that it already has.")
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(min=1, help="Refuse additions that would give the tenant more tokens than this.")
+]
 
 
 @corpus.command()
-@_intake()
+@with_groups
 def build(
+    store: Root,
+    sources: Sources,
     tokenizer: Annotated[
         str,
         typer.Option(
@@ -93,7 +91,11 @@ def build(
             help="The target's tokenizer: a folder or Hugging Face id, a tokenizer.json, or tekken, spm1, spm3, tiny.",
         ),
     ],
-    **given: Any,
+    intake: Intake,
+    *,
+    extend: Extend = False,
+    max_tokens: MaxTokens = None,
+    as_json: AsJson = False,
 ) -> None:
     """Create a store, if there is none, and add corpora to it.
 
@@ -107,12 +109,21 @@ def build(
 
     `zcat chunks.jsonl.gz | specplug corpus build ./store - --name chunks --tokenizer ./my-model --text-field body`
     """
-    _take_in(tokenizer=tokenizer, create=True, **given)
+    intake.take(store, sources, tokenizer, as_json=as_json, create=True, extend=extend, max_tokens=max_tokens)
 
 
 @corpus.command()
-@_intake()
-def add(**given: Any) -> None:
+@with_groups
+def add(
+    store: Root,
+    sources: Sources,
+    tokenizer: Tokenizer = None,
+    *,
+    intake: Intake,
+    extend: Extend = False,
+    max_tokens: MaxTokens = None,
+    as_json: AsJson = False,
+) -> None:
     """Add corpora to an existing store, also while servers draft from it.
 
     Sources are read as by `specplug corpus build`. The store records its tokenizer.
@@ -123,15 +134,19 @@ def add(**given: Any) -> None:
 
     `specplug corpus add ./store new-chunks.jsonl --name chunks --extend`
     """
-    _take_in(**given)
+    intake.take(store, sources, tokenizer, as_json=as_json, create=False, extend=extend, max_tokens=max_tokens)
 
 
 @corpus.command()
-@_intake("extend")
+@with_groups
 def sync(
     store: Root,
+    sources: Sources,
     tokenizer: Annotated[str | None, typer.Option(help="The target's tokenizer, if new or moved.")] = None,
-    **given: Any,
+    *,
+    intake: Intake,
+    max_tokens: MaxTokens = None,
+    as_json: AsJson = False,
 ) -> None:
     """Update corpora to match their sources: add new documents, replace changed ones, remove deleted ones.
 
@@ -148,7 +163,7 @@ def sync(
     from specplug.corpus.store import STORE_FILE
 
     create = tokenizer is not None and not (store / STORE_FILE).exists()
-    _take_in(store, tokenizer=tokenizer, create=create, sync=True, **given)
+    intake.take(store, sources, tokenizer, as_json=as_json, create=create, sync=True, max_tokens=max_tokens)
 
 
 @corpus.command()
@@ -235,7 +250,7 @@ def inspect(
     elif continues is not None:
         data, shown = inspection.continuations(continues)
     else:
-        data, shown = inspection.overview()
+        data, shown = inspection.describe()
     show(data, *shown, as_json=as_json)
 
 

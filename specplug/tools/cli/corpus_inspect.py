@@ -42,7 +42,7 @@ class Inspection(NamedTuple):
     tokenizer: str | None
     limit: int
 
-    def overview(self) -> Inspected:
+    def describe(self) -> Inspected:
         """Return the segments, and the documents if a corpus is given."""
         view = View(self.root, None)
         found = list(self._segments(view))

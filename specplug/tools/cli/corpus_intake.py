@@ -20,7 +20,7 @@ from specplug.corpus.sources import STDIN, Ids, Reading, Skipped, read, stem, to
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError
 from specplug.text.tokenizers import load_tokenizer
-from specplug.tools.cli.output import console, printable, table
+from specplug.tools.cli.output import console, printable_text, table
 
 Update = Callable[[str], None]
 
@@ -172,4 +172,4 @@ def progress_line(*, quiet: bool) -> Iterator[Update]:
     out = console(stderr=True)
     with Progress(*columns, console=out, disable=quiet or not out.is_terminal, transient=True) as bar:
         task = bar.add_task("reading", total=None)
-        yield lambda line: bar.update(task, description=printable(line))
+        yield lambda line: bar.update(task, description=printable_text(line))

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from specplug.tools.cli import launch
-from specplug.tools.cli.output import AsJson, console, counting, dim, note, show, table
+from specplug.tools.cli.groups import with_groups
+from specplug.tools.cli.launch import TEMPLATE, prompt_form, start_engine
+from specplug.tools.cli.options import Drafting, Place, Raw
+from specplug.tools.cli.output import AsJson, console, print_note, progress_counter, remark_text, show, table
 from specplug.tools.demo.tasks import KINDS, Task, chat_tasks, make_tasks
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ OF_CHATS = NOTE.format(over="") + (
 )
 
 
+@with_groups
 def demo(
     model: Annotated[str, typer.Option(help="A folder, a model id, or a shipped model.")] = "tiny",
     tasks: Annotated[int | None, typer.Option(min=1, help="Tasks of each kind; by default 12, or all 2 chats.")] = None,
@@ -37,16 +40,11 @@ def demo(
         int | None, typer.Option(min=1, help="Most tokens per answer; by default 400, or 64 of a chat.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed that selects the tasks; chats are always the same.")] = 0,
-    raw: launch.Raw = False,
-    engine: launch.EmbeddedOnly = None,
-    draft: launch.DraftModel = None,
-    proposer: launch.Proposer = None,
-    policy: launch.Policy = None,
-    draft_length: launch.DraftLength = None,
+    raw: Raw = False,
+    *,
+    drafting: Drafting,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG of tokens per step by task.")] = None,
-    device: launch.Device = None,
-    dtype: launch.Dtype = None,
-    threads: launch.Threads = None,
+    place: Place,
     as_json: AsJson = False,
 ) -> None:
     """Show speculation at work: each task is served without and with it, and the outputs must be identical.
@@ -54,9 +52,6 @@ def demo(
     A model with a chat template answers chats of six kinds.  The shipped model rewrites code with a small edit, quotes
     from documents, fills JSON templates and continues code, from Python files on this machine that it was never trained
     on.  The exit code is 1 if any outputs differ.
-
-    Tokens per step and the ratio of wall-clock time, prefill included, are of outputs that are correct, without
-    repetition loops (16 tokens three times running, or a shorter period for as long), where any lookup looks perfect.
 
     Tokens per step and the ratio of wall-clock time, prefill included, are of outputs that are correct, without
     repetition loops (16 tokens three times running, or a shorter period for as long), where any lookup looks perfect.
@@ -69,13 +64,15 @@ def demo(
 
     `specplug demo --draft tiny-draft-other`, with a draft model that has another tokenizer
     """
-    chosen = launch.drafted_by(draft, proposer) | launch.flags(policy=policy, num_speculative_tokens=draft_length)
-    place: dict[str, Any] = {"device": device, "dtype": dtype, "max_num_seqs": 1, "threads": threads}
-    plain_engine = launch.start_engine(model, {**chosen, "mode": "off"}, **place)
-    with closing(plain_engine) as plain, closing(launch.start_engine(model, chosen, **place)) as speculative:
-        form, described = launch.prompt_form(model, raw=raw)
-        note(described)
-        chats = described == launch.TEMPLATE
+    chosen = drafting.settings()
+    own: dict[str, Any] = {**place.arguments(), "max_num_seqs": 1}
+    with (
+        closing(start_engine(model, {**chosen, "mode": "off"}, **own)) as plain,
+        closing(start_engine(model, chosen, **own)) as speculative,
+    ):
+        form, described = prompt_form(model, raw=raw)
+        print_note(described)
+        chats = described == TEMPLATE
         first, items = _tasks(chats, tasks, seed)
         most = max_tokens or (64 if chats else 400)
         streamed = chats and not as_json
@@ -86,22 +83,25 @@ def demo(
 
         plot_rows(rows, plot, f"Tokens per target step: {description}")
     remark = OF_CHATS if chats else OF_TASKS
-    last = rows[-1]
-    verdict = Text(f"Outputs are identical in all {last.tasks} tasks.", style="green")
-    if last.identical < last.tasks:
-        differing = f"Outputs differ in {last.tasks - last.identical} of {last.tasks} tasks. "
-        verdict = Text(f"{differing}In low precision two tokens can tie to within rounding; ", style="red")
-        verdict.append("anything else is a defect worth reporting.")
     show(
         {"model": description, "note": remark, "rows": [asdict(row) for row in rows]},
         table(f"Without and with speculation: {description}", _COLUMNS, map(_cells, rows)),
-        dim(remark),
-        verdict,
+        remark_text(remark),
+        _verdict(rows[-1]),
         *([] if plot is None else [f"Plot: {plot}"]),
         as_json=as_json,
     )
-    if last.identical < last.tasks:
+    if rows[-1].identical < rows[-1].tasks:
         raise typer.Exit(1)
+
+
+def _verdict(whole: TaskComparison) -> Text:
+    """Return whether the outputs of all tasks are identical."""
+    differing = whole.tasks - whole.identical
+    if not differing:
+        return Text(f"Outputs are identical in all {whole.tasks} tasks.", style="green")
+    ties = "In low precision two tokens can tie to within rounding; anything else is a defect worth reporting."
+    return Text(f"Outputs differ in {differing} of {whole.tasks} tasks. {ties}", style="red")
 
 
 def _tasks(chats: bool, each: int | None, seed: int) -> tuple[Task, list[Task]]:
@@ -132,7 +132,7 @@ def _compare(
     out.print(Text(f"> {first.prompt}", style="bold"))
     serve(speculative, form(first.prompt), max_tokens, lambda text: out.print(Text(text), end=""))
     out.print("\n")
-    with counting("without and with speculation", len(tasks), quiet=quiet) as advance:
+    with progress_counter("without and with speculation", len(tasks), quiet=quiet) as advance:
         pairs = run_pairs(tasks, plain, speculative, max_tokens, lambda _: advance(), form)
     kinds = dict.fromkeys(task.kind for task in tasks)
     return [summarise(kind, [it for it in pairs if it.task.kind == kind]) for kind in kinds] + [summarise("all", pairs)]

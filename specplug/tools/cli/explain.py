@@ -13,19 +13,21 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from specplug.errors import RequestError
 from specplug.explain.explanation import BARE, LOST, OWN, Explanation, explained, rows_of
 from specplug.text.token_texts import decoder
 from specplug.text.tokenizers import load_tokenizer
-from specplug.tools.cli.explain_page import page
-from specplug.tools.cli.launch import ApiKey, OperatorKey, Timeout
-from specplug.tools.cli.output import AsJson, note, printable, show, table
-from specplug.tools.client.http import PATIENCE, ServerClient
-from specplug.tools.client.interrupt import interruptible
+from specplug.tools.cli.explain_page import page_parts
+from specplug.tools.cli.groups import with_groups
+from specplug.tools.cli.html_report import write_report
+from specplug.tools.cli.options import Server
+from specplug.tools.cli.output import AsJson, print_note, printable_text, show, table
+from specplug.tools.client.http import ServerClient
+from specplug.tools.client.interrupt import run_interruptible
 
 _COLOURS = ("green", "cyan", "magenta", "yellow", "bright_blue", "bright_green")
 
 
+@with_groups
 def explain(
     source: Annotated[str, typer.Argument(metavar="URL|FILE", help="A server that writes a trace, or a trace.")],
     request: Annotated[str, typer.Argument(help="The `id` of an answer, or the begin of it.")],
@@ -34,9 +36,8 @@ def explain(
     ] = None,
     tenant: Annotated[str | None, typer.Option(help="Look at this tenant's requests only.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with tooltips instead.")] = None,
-    api_key: ApiKey = None,
-    operator_key: OperatorKey = None,
-    timeout: Timeout = PATIENCE,
+    *,
+    reached: Server,
     as_json: AsJson = False,
 ) -> None:
     """Show what drafted each token of an answer, where drafts were cut, and why the answer was slow.
@@ -51,19 +52,17 @@ def explain(
     `specplug explain run.jsonl request-7 --tokenizer ./my-model --html slow.html`
     """
     if source.startswith(("http://", "https://")):
-        server = ServerClient(source, api_key=api_key, operator_key=operator_key, patience=timeout)
-        found = asyncio.run(interruptible(_requested(server, request, tenant)))
+        server = reached.client(source)
+        found = asyncio.run(run_interruptible(_requested(server, request, tenant)))
     else:
         library = None if tokenizer is None else load_tokenizer(tokenizer).library
         found = explained(rows_of(source, request, tenant), decoder(library))
     if html is None:
         show(found.model_dump(), *_parts(found), as_json=as_json)
         return
-    try:
-        html.write_text(page(found), encoding="utf-8")
-    except OSError as error:
-        raise RequestError.build("cannot write the page", who=str(html), found=error.strerror) from error
-    note(f"{html} is written")
+    first, *more = found.verdict or [found.title]
+    write_report(html, found.title, Text(first), [*more, *page_parts(found)], None, found.model_dump())
+    print_note(f"{html} is written")
 
 
 async def _requested(server: ServerClient, request: str, tenant: str | None) -> Explanation:
@@ -74,8 +73,8 @@ async def _requested(server: ServerClient, request: str, tenant: str | None) -> 
 
 def _parts(found: Explanation) -> Iterator[Table | Text | str]:
     styles = dict(zip(found.sources, cycle(_COLOURS), strict=False)) | {OWN: "", BARE: "dim", LOST: "bold red"}
-    yield Text.assemble(*((printable(text), styles[kind]) for text, kind, _ in found.spans()))
-    rows = [(Text(printable(kind), styles[kind]), of) for kind, of in found.legend()]
+    yield Text.assemble(*((printable_text(text), styles[kind]) for text, kind, _ in found.spans()))
+    rows = [(Text(printable_text(kind), styles[kind]), of) for kind, of in found.legend()]
     yield ""
     yield table(found.title, ("given by", "how much"), rows)
     yield from (f"- {sentence}" for sentence in found.verdict)

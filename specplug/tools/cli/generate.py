@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,44 +13,72 @@ import typer
 
 from specplug.errors import RequestError
 from specplug.plugins.embedded import TextEngine, TextRequest
-from specplug.tools.cli import launch
-from specplug.tools.cli.output import AsJson, faults_of, note, show
+from specplug.tools.cli.groups import with_groups
+from specplug.tools.cli.launch import TEMPLATE, prompt_form, read_text, start_engine
+from specplug.tools.cli.options import Drafting, Place, Raw
+from specplug.tools.cli.output import AsJson, faults_of, print_note, show
 from specplug.tools.demo.compare import loop_mask
 
 RAW_ENDS = "; instruct models often do so with a raw prompt, so leave out --raw"
 
 
-def generate(
-    model: Annotated[str, typer.Argument(help="A folder, a model id, or a shipped model: tiny.")],
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; '-' reads standard input.")] = None,
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts, and what goes with them."""
+
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; '-' reads standard input.")] = None
     files: Annotated[
         list[Path] | None,
         typer.Option("--file", "-f", exists=True, dir_okay=False, help="A prompt from a file; repeat."),
-    ] = None,
+    ] = None
     references: Annotated[
         list[Path] | None,
         typer.Option("--reference", "-r", exists=True, dir_okay=False, help="Text the answer may copy from; repeat."),
-    ] = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system prompt for the chat template.")] = None,
-    raw: launch.Raw = False,
-    engine: launch.EmbeddedOnly = None,
-    draft: launch.DraftModel = None,
-    proposer: launch.Proposer = None,
-    policy: launch.Policy = None,
-    draft_length: launch.DraftLength = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per answer.")] = 256,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", min=0.0, help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeat.")] = None,
+    ] = None
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system prompt for the chat template.")] = None
+    raw: Raw = False
+
+    def texts(self) -> list[str]:
+        """Return the texts of the prompts."""
+        texts = [read_text(path, str(path)) for path in self.files or ()]
+        if self.prompt is not None:
+            texts.insert(0, sys.stdin.read() if self.prompt == "-" else self.prompt)
+        if not texts:
+            expected = "a prompt or --file"
+            remedy = "Use '-' to read standard input"
+            raise RequestError.build("no prompt", who="specplug generate", expected=expected, remedy=remedy)
+        return texts
+
+    def fields(self) -> dict[str, Any]:
+        """Return specplug's fields of each request."""
+        texts = [{"text": read_text(path, str(path)), "name": path.name} for path in self.references or ()]
+        return {"references": texts} if texts else {}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How each answer is made."""
+
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per answer.")] = 256
+    temperature: Annotated[float, typer.Option("--temperature", "-t", min=0.0, help="0 is greedy.")] = 0.0
+    top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0
+    top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0
+    seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible.")] = None
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeat.")] = None
+
+
+@with_groups
+def generate(
+    model: Annotated[str, typer.Argument(help="A folder, a model id, or a shipped model: tiny.")],
+    given: Prompts,
+    drafting: Drafting,
+    sampling: Sampling,
+    *,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also decode without drafts and print both; greedy outputs must be equal.")
     ] = False,
     speculate: Annotated[bool, typer.Option("--speculate/--plain", help="Decode with or without drafts.")] = True,
-    device: launch.Device = None,
-    dtype: launch.Dtype = None,
-    threads: launch.Threads = None,
+    place: Place,
     as_json: AsJson = False,
 ) -> None:
     """Generate text, streaming it, and print speculation statistics.
@@ -66,45 +95,30 @@ def generate(
 
     `specplug generate ./my-model --file question.txt --reference passage.txt`
     """
-    prompts = _prompts(prompt, files or [])
-    given = [{"text": launch.read_text(path, str(path)), "name": path.name} for path in references or ()]
-    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    defaults = {**sampling, "max_tokens": max_tokens, "stop": tuple(stop or ())}
-    chosen = launch.flags(policy=policy, num_speculative_tokens=draft_length, mode=None if speculate else "off")
-    overrides = launch.drafted_by(draft, proposer) | chosen
-    place: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}
-    with closing(launch.start_engine(model, overrides, **place)) as running:
-        form, described = launch.prompt_form(model, raw=raw, system=system)
-        note(described)
-        fields = {"references": given} if given else {}
-        requests = [TextRequest(prompt=form(text), specplug=fields, **defaults) for text in prompts]
+    texts = given.texts()
+    fields = given.fields()
+    settings = drafting.settings(mode=None if speculate else "off")
+    with closing(start_engine(model, settings, **place.arguments())) as running:
+        form, described = prompt_form(model, raw=given.raw, system=given.system)
+        print_note(described)
+        own = {**asdict(sampling), "stop": tuple(sampling.stop or ())}
+        requests = [TextRequest(prompt=form(text), specplug=fields, **own) for text in texts]
         answers, seconds = _serve(running, requests, show=not as_json)
         statistics = _statistics(running, answers, seconds)
     if compare:
-        with closing(launch.start_engine(model, {**overrides, "mode": "off"}, **place)) as plain:
+        with closing(start_engine(model, {**settings, "mode": "off"}, **place.arguments())) as plain:
             expected, statistics["plain_seconds"] = _serve(plain, requests, show=False)
-        statistics["identical"] = answers == expected if temperature == 0 else None
+        statistics["identical"] = answers == expected if sampling.temperature == 0 else None
     for number, answer in enumerate(answers, 1):
-        if why := _ended_at_once(answer, stop or [], max_tokens):
-            note(f"answer {number} of {len(answers)} {why}{RAW_ENDS if raw else ''}")
+        if why := _ended_at_once(answer, sampling):
+            print_note(f"answer {number} of {len(answers)} {why}{RAW_ENDS if given.raw else ''}")
     if as_json:
-        statistics["chat_template"] = described == launch.TEMPLATE
+        statistics["chat_template"] = described == TEMPLATE
         show({"answers": answers, "statistics": statistics}, as_json=True)
     else:
         _print_statistics(statistics)
     if statistics.get("identical") is False:
         raise typer.Exit(1)
-
-
-def _prompts(prompt: str | None, files: list[Path]) -> list[str]:
-    prompts = [launch.read_text(path, str(path)) for path in files]
-    if prompt is not None:
-        prompts.insert(0, sys.stdin.read() if prompt == "-" else prompt)
-    if not prompts:
-        expected = "a prompt or --file"
-        remedy = "Use '-' to read standard input"
-        raise RequestError.build("no prompt", who="specplug generate", expected=expected, remedy=remedy)
-    return prompts
 
 
 def _serve(engine: TextEngine, requests: list[TextRequest], *, show: bool) -> tuple[list[dict[str, Any]], float]:
@@ -128,7 +142,7 @@ def _serve(engine: TextEngine, requests: list[TextRequest], *, show: bool) -> tu
     return answers, seconds
 
 
-def _ended_at_once(answer: dict[str, Any], stop: list[str], max_tokens: int) -> str | None:
+def _ended_at_once(answer: dict[str, Any], sampling: Sampling) -> str | None:
     """Return why an answer holds no text, or has ended after at most one token; None if neither is so."""
     is_empty = not answer["text"].strip()
     count = len(answer["token_ids"])
@@ -136,9 +150,9 @@ def _ended_at_once(answer: dict[str, Any], stop: list[str], max_tokens: int) -> 
         return None
     state = "is empty" if is_empty else f"is only {answer['text']!r}"
     if answer["finish_reason"] == "length":
-        return f"{state}: its {max_tokens} tokens (--max-tokens) make no text"
+        return f"{state}: its {sampling.max_tokens} tokens (--max-tokens) make no text"
     ends = "the model ended it at once" if count <= 1 else f"its {count} tokens are white space or markers"
-    return f"{state}: {ends}{', or it began with a --stop text' if stop else ''}"
+    return f"{state}: {ends}{', or it began with a --stop text' if sampling.stop else ''}"
 
 
 def _statistics(engine: TextEngine, answers: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
@@ -170,17 +184,18 @@ def _print_statistics(found: dict[str, Any]) -> None:
         f"{found['drafted']} drafted, {'none' if rate is None else f'{rate:.0%}'} accepted",
         *loops,
         *faults_of(found["faults"]),
-        rate_shown(found["tokens_per_second"]),
+        rate_text(found["tokens_per_second"]),
         found["model"],
     ]
-    note("; ".join(parts))
+    print_note("; ".join(parts))
     if "plain_seconds" in found:
         verdicts = {True: "outputs are identical", False: "outputs DIFFER", None: "sampled, so outputs may differ"}
         ratio = found["plain_seconds"] / found["seconds"]
-        plain = rate_shown(found["tokens"] / found["plain_seconds"])
-        note(f"plain decoding: {plain}; {ratio:.2f} times as fast with speculation; {verdicts[found['identical']]}")
+        plain = rate_text(found["tokens"] / found["plain_seconds"])
+        verdict = verdicts[found["identical"]]
+        print_note(f"plain decoding: {plain}; {ratio:.2f} times as fast with speculation; {verdict}")
 
 
-def rate_shown(rate: float) -> str:
+def rate_text(rate: float) -> str:
     """Return a rate in tokens per second as text, with a decimal below 10."""
     return f"{rate:.{1 if rate < 10 else 0}f} tokens/s"

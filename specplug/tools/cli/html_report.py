@@ -26,6 +26,11 @@ from specplug.errors import SpecplugError
 Plot = Callable[[Any], None]
 """Draws on a `matplotlib.figure.Figure`."""
 
+
+class Html(str):
+    """A part of a page that is HTML already."""
+
+
 _PAGE = Template("""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>$title</title><style>
@@ -35,6 +40,7 @@ caption { text-align: left; font-weight: 600; padding-bottom: .4rem }
 th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #d9e2ec }
 p, pre, td { white-space: pre-wrap } p, pre { overflow-wrap: anywhere } svg { max-width: 100%; height: auto }
 pre { background: #f5f7fa; padding: .6rem; font-size: 13px }
+pre.text { font-size: 14px; line-height: 1.6 } pre span { border-radius: 2px } .bars { width: 100%; height: 60px }
 .verdict { font-size: 1.2rem; font-weight: 600; border-left: .4rem solid; padding-left: .8rem }
 .green { color: #18794e } .red { color: #c62828 } .yellow { color: #9a6700 } .dim { color: #616e7c }
 </style></head><body><h1>$title</h1><p class="verdict $style">$verdict</p>
@@ -63,9 +69,9 @@ HtmlFile = Annotated[
 
 
 def write_report(
-    path: Path, title: str, verdict: Text, parts: Sequence[Table | Text | str], plots: Sequence[Plot], data: Any
+    path: Path, title: str, verdict: Text, parts: Sequence[Table | Text | str], plots: Sequence[Plot] | None, data: Any
 ) -> None:
-    """Write what a command has shown, with a plot of each function; keys and passwords of addresses are left out.
+    """Write what a command has shown, with a plot of each function, if it has any; keys and passwords are left out.
 
     A file that cannot be written raises `SpecplugError`.
     """
@@ -80,7 +86,7 @@ def write_report(
         style=_style(verdict),
         verdict=escape(verdict.plain),
         parts="\n".join(_html(part) for part in parts),
-        plots="\n".join(_plots(plots)),
+        plots="" if plots is None else "\n".join(_plots(plots)),
         facts="".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items()),
         data=escape(json.dumps(data, indent=2, default=str)),
     )
@@ -100,6 +106,8 @@ def without_keys(words: Sequence[str]) -> list[str]:
 
 
 def _html(part: Table | Text | str) -> str:
+    if isinstance(part, Html):
+        return part
     if not isinstance(part, Table):
         text = part if isinstance(part, Text) else Text(part)
         return f'<p class="{_style(text)}">{escape(text.plain)}</p>'

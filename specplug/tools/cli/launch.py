@@ -1,66 +1,17 @@
-"""What commands share: options of models, settings and servers, the form of prompts, the embedded engine's start."""
+"""What commands share: settings from flags, the form of prompts, and the start of the embedded engine."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from specplug.errors import RequestError, SettingsError
 from specplug.plugins.embedded import TextEngine, embedded_engine
 from specplug.plugins.registry import default_registry
 from specplug.settings import Settings, load_settings
 from specplug.tools.demo import MODEL_NAMES, model_path
-
-
-def _refuse_servers(engine: str | None) -> str | None:
-    """Refuse engines that the command line does not run, and name what to do instead."""
-    launches = {"vllm": "vllm serve MODEL", "sglang": "python -m sglang.launch_server --model-path MODEL"}
-    if engine not in (None, "transformers"):
-        server = f"`{launches[engine]} ...`" if engine in launches else "the engine's server"
-        remedy = f"Start {server} (docs/serving.md), and then `specplug audit URL` or `specplug bench URL`"
-        what = "models are run by transformers only"
-        raise SettingsError.build(what, who="--engine", found=repr(engine), remedy=remedy)
-    return engine
-
-
-EmbeddedOnly = Annotated[
-    str | None,
-    typer.Option("--engine", hidden=True, callback=_refuse_servers, help="Only transformers; others have servers."),
-]
-Proposer = Annotated[str | None, typer.Option("--proposer", help="The proposer that drafts; see `specplug list`.")]
-Policy = Annotated[str | None, typer.Option("--policy", help="The policy that sets draft lengths; join several by +.")]
-DraftModel = Annotated[
-    str | None,
-    typer.Option(
-        "--draft", metavar="MODEL", help="Draft with this model: a folder, a model id, or a shipped one (`crosstok`)."
-    ),
-]
-DraftLength = Annotated[
-    int | None,
-    typer.Option("--num-speculative-tokens", "-n", min=0, help="Most draft tokens per step; 0 drafts nothing."),
-]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, ...; by default a GPU if there is one.")]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="By default float32 on a CPU and bfloat16 on a GPU.")]
-
-PluginOptions = Annotated[
-    list[str] | None, typer.Option("--option", metavar="PLUGIN.KEY=VALUE", help="A plug-in's own setting; repeat.")
-]
-
-Threads = Annotated[
-    int | None,
-    typer.Option("--threads", min=1, help="CPU threads; by default 1 for shipped models, else torch's default."),
-]
-
-Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds within which a server must answer.")]
-ApiKey = Annotated[str | None, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="The server's API key.")]
-OperatorKey = Annotated[
-    str | None, typer.Option("--operator-key", envvar="SPECPLUG_OPERATOR_KEY", help="The operator's key, if different.")
-]
-Raw = Annotated[bool, typer.Option("--raw", help="Send plain prompts as they are, without the model's chat template.")]
 
 TEMPLATE = "prompts are in the model's chat template; --raw sends them as they are"
 AS_GIVEN = "prompts are sent as they are, since the model has no chat template that marks roles"
@@ -75,16 +26,6 @@ def find_model(name: str) -> str:
 def flags(**given: Any) -> dict[str, Any]:
     """Return the settings that were given on the command line."""
     return {key: value for key, value in given.items() if value is not None}
-
-
-def drafted_by(draft: str | None, proposer: str | None) -> dict[str, Any]:
-    """Return the settings of a draft model and a proposer that were given; the model's proposer is `crosstok`.
-
-    A proposer that has `crosstok` as a part, such as `hybrid`, may be given beside the model.
-    """
-    if draft is None:
-        return flags(proposer=proposer)
-    return {"proposer": proposer or "crosstok", "options": {"crosstok": {"model": find_model(draft)}}}
 
 
 def nested_options(given: Iterable[str]) -> dict[str, Any]:
@@ -158,7 +99,7 @@ def server_form(has_template: bool, *, raw: bool) -> str:
     return RAW if raw else TEMPLATE if has_template else AS_GIVEN
 
 
-def ascending(text: str, what: str, who: str) -> list[int]:
+def parse_numbers(text: str, what: str, who: str) -> list[int]:
     """Return positive integers, ascending, without repeats.
 
     Anything else raises `SettingsError`; `what` names the numbers and `who` the option.

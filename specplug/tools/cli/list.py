@@ -9,9 +9,8 @@ import typer
 from rich.table import Table
 
 from specplug.errors import PluginError, suggest
-from specplug.plugins.registry import Registry, default_registry
+from specplug.plugins.registry import KINDS, Registry, default_registry
 from specplug.plugins.specs import PluginSpec
-from specplug.settings.sources import KINDS
 from specplug.tools.cli.output import AsJson, show, table
 
 

@@ -12,9 +12,8 @@ from typing import Annotated
 import typer
 
 from specplug.errors import PluginError, SettingsError, suggest
-from specplug.plugins.registry import default_registry
+from specplug.plugins.registry import KINDS, default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER
-from specplug.settings import KINDS
 from specplug.tools.cli.output import AsJson, show
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -37,7 +37,7 @@ def show(data: Any, *parts: Table | Text | str, as_json: bool) -> None:
         return
     for part in parts:
         if isinstance(part, str):
-            console().print(Text(printable(part)), soft_wrap=True)
+            console().print(Text(printable_text(part)), soft_wrap=True)
         else:
             console().print(part)
 
@@ -47,8 +47,8 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text
 
     The first `whole` columns are never wrapped or truncated, so that names can be copied.
     """
-    cells = [[Text(printable(cell)) if isinstance(cell, str) else cell for cell in row] for row in rows]
-    made = Table(title=Text(printable(title), style="bold"), title_justify="left")
+    cells = [[Text(printable_text(cell)) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    made = Table(title=Text(printable_text(title), style="bold"), title_justify="left")
     for place, column in enumerate(columns):
         longest = max([len(column), *(row[place].cell_len for row in cells)]) if place < whole else None
         made.add_column(column, no_wrap=place < whole, min_width=longest)
@@ -62,14 +62,14 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str 
     console().print(table(title, columns, rows, whole=whole))
 
 
-def dim(text: str) -> Text:
+def remark_text(text: str) -> Text:
     """Return a remark."""
     return Text(text, style="dim")
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """Print a remark to standard error."""
-    console(stderr=True).print(dim(text))
+    console(stderr=True).print(remark_text(text))
 
 
 def print_error(message: str) -> None:
@@ -77,7 +77,7 @@ def print_error(message: str) -> None:
     console(stderr=True).print(Text(f"error: {message}", style="red"), soft_wrap=True)
 
 
-def printable(text: str) -> str:
+def printable_text(text: str) -> str:
     """Return a text without terminal control characters, which file names may contain."""
     return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
 
@@ -89,7 +89,7 @@ def progress(*, quiet: bool) -> Progress:
 
 
 @contextmanager
-def counting(description: str, total: int, *, quiet: bool) -> Iterator[Callable[..., None]]:
+def progress_counter(description: str, total: int, *, quiet: bool) -> Iterator[Callable[..., None]]:
     """Show a progress bar of one task on stderr; yield what advances it by one, or by the number given."""
     with progress(quiet=quiet) as bar:
         task = bar.add_task(description, total=total)

@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 
 import torch
 
+from specplug.counts import MetricsSnapshot, SourceCounts
 from specplug.draft_model.facts import ModelFacts, cache_elements, count_parameters, read_facts
 from specplug.draft_model.pairing import TokenizerPair
 from specplug.errors import SpecplugError, describe
-from specplug.metrics import MetricsSnapshot, SourceCounts
 from specplug.plugins.embedded import TextRequest
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult, ProposerSpec
 from specplug.settings import load_settings
-from specplug.settings.sources import plugin_options
+from specplug.settings.checks import plugin_options
 from specplug.text.tokenizers import load_tokenizer
 from specplug.text.translate.vocabulary import REMEDY, Vocabulary
 from specplug.tools.cli.launch import find_model, prompt_form, start_engine
-from specplug.tools.cli.output import faults_of, note
-from specplug.tools.forecast.acceptance import counted
-from specplug.tools.forecast.model_shape import ModelShape, shape_of
+from specplug.tools.cli.output import faults_of, print_note
+from specplug.tools.forecast.acceptance import acceptance_of_counts
+from specplug.tools.forecast.model_shape import ModelShape, count_shape
 from specplug.tools.forecast.speedup import forecast, saturation_cost
 
 _OVERHEAD = 0.02
@@ -87,9 +87,9 @@ def check_pairing(
         return
     try:
         form, described = prompt_form(target, raw=raw)
-        note(described)
+        print_note(described)
         requests = [TextRequest(prompt=form(text), max_tokens=max_tokens) for text in prompts]
-        yield from quick_run(target, pair.draft.path, requests, progress, found["size"].figures["draft_cost"], gamma)
+        yield from run_quickly(target, pair.draft.path, requests, progress, found["size"].figures["draft_cost"], gamma)
     except Exception as error:  # engines raise many kinds, and the results above are to be shown
         yield "quick run", PairResult("fail", _explained(error), "Do what the message says, or leave out the prompts")
 
@@ -182,7 +182,7 @@ def check_memory(pair: Pairing) -> PairResult:
     device, dtype = _place(draft, options)
     elements = cache_elements(draft)
     context = min(options.max_context, draft.max_length or options.max_context)
-    weights = shape_of(draft).parameters * (draft.quantised_bits or 8.0 * dtype.itemsize) / 8
+    weights = count_shape(draft).parameters * (draft.quantised_bits or 8.0 * dtype.itemsize) / 8
     name = str(dtype).removeprefix("torch.")
     figures: dict[str, Any] = {"weights": weights, "max_requests": options.max_requests, "max_context": context}
     figures |= {"device": device, "dtype": name}
@@ -205,7 +205,7 @@ CHECKS: dict[str, Callable[[Pairing], PairResult]] = {
     "tokenizers": check_tokenizers,
     "kinds": check_kinds,
     "maximum lengths": check_lengths,
-    "size": lambda pair: check_size(shape_of(pair.target), shape_of(pair.draft)),
+    "size": lambda pair: check_size(count_shape(pair.target), count_shape(pair.draft)),
     "memory": check_memory,
 }
 """The checks without a run, in order."""
@@ -214,7 +214,7 @@ COUNTED = ("size", "memory")
 """Those that count parameters, which is possible of supported kinds only."""
 
 
-def quick_run(
+def run_quickly(
     target: str,
     draft: str,
     requests: Sequence[TextRequest],
@@ -292,7 +292,9 @@ def check_outputs(answers: list[list[int]], expected: list[list[int]]) -> PairRe
 
 def check_speedup(total: SourceCounts, gamma: int, draft_cost: float) -> PairResult:
     """Forecast the speed-up of one request by draft length, as `specplug plan` does from the counts of a server."""
-    acceptance = counted(total.accepted_at[:gamma], total.verified_at[:gamma], total.target_steps, "quick run")
+    acceptance = acceptance_of_counts(
+        total.accepted_at[:gamma], total.verified_at[:gamma], total.target_steps, "quick run"
+    )
     options: dict[str, Any] = {"draft_cost": lambda batch: draft_cost, "overhead": _OVERHEAD}
     (found,) = forecast(acceptance, saturation_cost(), [1], gamma, **options)
     at = found["lengths"][-1]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from specplug.errors import SettingsError, suggest
@@ -16,21 +17,95 @@ from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER, HYBRID
 from specplug.settings import ResolvedSettings, Settings
 from specplug.settings.sources import after_engine
-from specplug.tools.cli.launch import PluginOptions, Policy, ascending, flags, nested_options, settings_of
-from specplug.tools.cli.output import AsJson, counting, dim, show, table
+from specplug.tools.cli.groups import with_groups
+from specplug.tools.cli.launch import flags, nested_options, parse_numbers, settings_of
+from specplug.tools.cli.options import PluginOptions, Policy
+from specplug.tools.cli.output import AsJson, progress_counter, remark_text, show, table
 
 if TYPE_CHECKING:
     from specplug.text.tokenizers import Tokenizer
     from specplug.tools.replay.engine import Setup
     from specplug.tools.replay.items import Item, TokenItem
     from specplug.tools.replay.report import ReplayReport
-    from specplug.tools.replay.run import Distractors, Mode
+    from specplug.tools.replay.run import Distractors, Mode, ReplayRun
+    from specplug.tools.replay.score import ScoringRoofline
 
 SHIPPED = Path(__file__).parents[1] / "replay" / "traces"
 MODES: tuple[Mode, ...] = ("cold", "serving")
 BATCHES = "1,8,32,64,128,256"
 
 
+@dataclass(frozen=True)
+class Drafters:
+    """The proposers and the policy to replay, with a server's settings."""
+
+    proposers: Annotated[
+        list[str] | None, typer.Option("--proposer", help="A proposer to replay; repeat to compare several.")
+    ] = None
+    policy: Policy = None
+    options: PluginOptions = None
+    gamma: Annotated[
+        int | None, typer.Option(min=0, help="Most draft tokens per step; by default the server's setting.")
+    ] = None
+    engine_drafter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A1,A2,...|URL",
+            help="Compare with a drafter of the engine's own, and with both: how often its token at each position is "
+            "accepted if those before it are, or the server whose metrics say so.",
+        ),
+    ] = None
+
+    def build_setups(self, texts: Texts) -> list[Setup]:
+        """Return the setups to replay; without a proposer, that of the settings."""
+        from specplug.tools.replay.engine import Setup
+
+        options = nested_options(self.options or [])
+        own = flags(policy=self.policy, options=options, num_speculative_tokens=self.gamma)
+        names: Sequence[str | None] = self.proposers or [None]
+        chosen = [settings_of({**own, **flags(proposer=name)}) for name in dict.fromkeys(names)]
+        rest: dict[str, Any] = {"references": texts.references, "corpus": texts.corpus, "trees": texts.trees}
+        found = [
+            Setup(each.proposer, each.policy, each.num_speculative_tokens, options=each.options, **rest)
+            for each in chosen
+        ]
+        return found if self.engine_drafter is None else _with_drafter(found, self.engine_drafter)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The requests to replay, and where their documents are."""
+
+    workloads: Annotated[list[str] | None, typer.Option(help="Only these, separated by commas; repeat.")] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N requests of a workload.")] = None
+    trees: Annotated[bool, typer.Option("--trees", help="The target verifies trees.")] = False
+    references: Annotated[bool, typer.Option("--references", help="Pass requests' documents as references.")] = False
+    corpus: Annotated[
+        bool,
+        typer.Option("--corpus", help="Give proposers that hold corpora the documents of all requests as a corpus."),
+    ] = False
+    distractors: Annotated[int, typer.Option(min=0, help="Also give them N corpora of other workloads' prompts.")] = 0
+    cut_documents: Annotated[bool, typer.Option("--cut-documents", help="Cut documents out of the prompts.")] = False
+
+    def read(self, paths: Sequence[Path]) -> tuple[Mapping[str, Sequence[Item]], dict[str, Sequence[Item]]]:
+        """Read the traces; return all items by workload, and those to replay."""
+        from specplug.tools.replay.items import read_traces, without_documents
+
+        everything = read_traces(*paths)
+        names = [name.strip() for each in self.workloads or () for name in each.split(",")] or list(everything)
+        for name in names:
+            if name not in everything:
+                remedy = suggest(name, everything)
+                raise SettingsError.build(f"unknown workload {name!r}", who="--workloads", remedy=remedy)
+        texts: dict[str, Sequence[Item]] = {
+            name: found[: self.limit] for name, found in everything.items() if name in names
+        }
+        if self.cut_documents:
+            texts = {name: [without_documents(item) for item in found] for name, found in texts.items()}
+        return everything, texts
+
+
+@with_groups
 def replay(
     traces: Annotated[
         list[Path] | None, typer.Argument(help="Files or folders of .jsonl traces; by default the shipped ones.")
@@ -42,34 +117,11 @@ def replay(
             help="tekken, spm1, spm3, tiny, or a tokenizer.json; tekken where mistral_common is installed, else tiny.",
         ),
     ] = None,
-    proposers: Annotated[
-        list[str] | None, typer.Option("--proposer", help="A proposer to replay; repeat to compare several.")
-    ] = None,
-    policy: Policy = None,
-    options: PluginOptions = None,
-    gamma: Annotated[
-        int | None, typer.Option(min=0, help="Most draft tokens per step; by default the server's setting.")
-    ] = None,
-    engine_drafter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A1,A2,...|URL",
-            help="Compare with a drafter of the engine's own, and with both: how often its token at each position is "
-            "accepted if those before it are, or the server whose metrics say so.",
-        ),
-    ] = None,
-    mode: Annotated[str, typer.Option(help="cold, serving (state is kept between requests) or both.")] = ("serving"),
+    *,
+    drafters: Drafters,
+    mode: Annotated[str, typer.Option(help="cold, serving (state is kept between requests) or both.")] = "serving",
     batch: Annotated[str, typer.Option(help="Batch sizes reported to the policy.")] = BATCHES,
-    workloads: Annotated[list[str] | None, typer.Option(help="Only these, separated by commas; repeat.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N requests of a workload.")] = None,
-    trees: Annotated[bool, typer.Option("--trees", help="The target verifies trees.")] = False,
-    references: Annotated[bool, typer.Option("--references", help="Pass requests' documents as references.")] = False,
-    corpus: Annotated[
-        bool,
-        typer.Option("--corpus", help="Give proposers that hold corpora the documents of all requests as a corpus."),
-    ] = False,
-    distractors: Annotated[int, typer.Option(min=0, help="Also give them N corpora of other workloads' prompts.")] = 0,
-    cut_documents: Annotated[bool, typer.Option("--cut-documents", help="Cut documents out of the prompts.")] = False,
+    texts: Texts,
     saturation: Annotated[float, typer.Option(min=1, help="Tokens up to which a step costs the same.")] = 256,
     overhead: Annotated[float, typer.Option(min=0, help="Cost of drafting per step, in plain steps.")] = 0.02,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share the work.")] = 1,
@@ -97,61 +149,55 @@ def replay(
     `specplug replay traces/ --workloads rag --proposer retrieval --corpus --cut-documents --distractors 16`
     """
     from specplug.text.tokenizers import load_tokenizer
-    from specplug.tools.replay.items import tokenize, vocab_size_for
     from specplug.tools.replay.report import ReplayReport
-    from specplug.tools.replay.run import ReplayRun, execute
+    from specplug.tools.replay.run import ReplayRun
     from specplug.tools.replay.score import ScoringRoofline
 
-    sizes = ascending(batch, "batch sizes", "--batch")
+    sizes = parse_numbers(batch, "batch sizes", "--batch")
     modes = _modes(mode)
-    given = flags(policy=policy, options=nested_options(options or []), num_speculative_tokens=gamma)
-    setups = _setups(proposers or [None], given, {"references": references, "corpus": corpus, "trees": trees})
-    if engine_drafter is not None:
-        setups = _with_drafter(setups, engine_drafter)
-    runs = [ReplayRun(setup, each, size) for setup in setups for each in modes for size in sizes]
-
-    everything, texts = _texts(traces or [SHIPPED], workloads or [], limit, cut_documents=cut_documents)
-    default = "tiny" if importlib.util.find_spec("mistral_common") is None else "tekken"
-    loaded = load_tokenizer(tokenizer or default)
-    name = loaded.fingerprint.name
-    with counting(f"tokenising ({name})", sum(map(len, texts.values())), quiet=as_json) as advance:
-        items = {workload: tokenize(found, loaded, advance) for workload, found in texts.items()}
-    with counting("replaying", len(runs) * sum(map(len, items.values())), quiet=as_json) as advance:
-        found = execute(
-            runs,
-            items,
-            vocab_size=max(vocab_size_for(each, loaded) for each in items.values()),
-            distractors=_distractors(everything, items, distractors, loaded),
-            jobs=jobs,
-            advance=advance,
-        )
+    runs = [ReplayRun(setup, each, size) for setup in drafters.build_setups(texts) for each in modes for size in sizes]
+    loaded = load_tokenizer(tokenizer or _default_tokenizer())
+    found = _execute(runs, texts, traces or [SHIPPED], loaded, jobs=jobs, quiet=as_json)
     report = ReplayReport(found, ScoringRoofline(saturation, overhead))
-    note = (
-        f"Tokenizer: {name}. A step in which each of B requests verifies n draft tokens costs "
-        f"max(1, B (n + 1) / {saturation:g}) + {overhead:g} plain steps."
-    )
-    data = {"tokenizer": name, **report.as_dict()}
+    name = loaded.fingerprint.name
     tables = [table(*each) for each in report.tables()]
-    show(data, *tables, dim(note), *_faults(report), as_json=as_json)
+    parts: list[Table | Text] = [*tables, remark_text(_note(name, report.roofline)), *_faults(report)]
+    show({"tokenizer": name, **report.as_dict()}, *parts, as_json=as_json)
     if report.faults():
         raise typer.Exit(1)
 
 
-def _texts(
-    paths: Sequence[Path], wanted: Sequence[str], limit: int | None, *, cut_documents: bool
-) -> tuple[Mapping[str, Sequence[Item]], dict[str, Sequence[Item]]]:
-    """Read the traces; return all items by workload, and those to replay."""
-    from specplug.tools.replay.items import read_traces, without_documents
+def _default_tokenizer() -> str:
+    return "tiny" if importlib.util.find_spec("mistral_common") is None else "tekken"
 
-    everything = read_traces(*paths)
-    names = [name.strip() for each in wanted for name in each.split(",")] or list(everything)
-    for name in names:
-        if name not in everything:
-            raise SettingsError.build(f"unknown workload {name!r}", who="--workloads", remedy=suggest(name, everything))
-    texts: dict[str, Sequence[Item]] = {name: found[:limit] for name, found in everything.items() if name in names}
-    if cut_documents:
-        texts = {name: [without_documents(item) for item in found] for name, found in texts.items()}
-    return everything, texts
+
+def _note(tokenizer: str, roofline: ScoringRoofline) -> str:
+    return (
+        f"Tokenizer: {tokenizer}. A step in which each of B requests verifies n draft tokens costs "
+        f"max(1, B (n + 1) / {roofline.n_sat:g}) + {roofline.overhead:g} plain steps."
+    )
+
+
+def _execute(
+    runs: Sequence[ReplayRun], texts: Texts, traces: Sequence[Path], tokenizer: Tokenizer, *, jobs: int, quiet: bool
+) -> list[ReplayRun]:
+    """Read and tokenise the traces, and return the runs with their results."""
+    from specplug.tools.replay.items import tokenize, vocab_size_for
+    from specplug.tools.replay.run import execute
+
+    everything, chosen = texts.read(traces)
+    label = f"tokenising ({tokenizer.fingerprint.name})"
+    with progress_counter(label, sum(map(len, chosen.values())), quiet=quiet) as advance:
+        items = {workload: tokenize(found, tokenizer, advance) for workload, found in chosen.items()}
+    with progress_counter("replaying", len(runs) * sum(map(len, items.values())), quiet=quiet) as advance:
+        return execute(
+            runs,
+            items,
+            vocab_size=max(vocab_size_for(each, tokenizer) for each in items.values()),
+            distractors=_distractors(everything, items, texts.distractors, tokenizer),
+            jobs=jobs,
+            advance=advance,
+        )
 
 
 def _distractors(
@@ -161,12 +207,14 @@ def _distractors(
     loaded: Tokenizer,
 ) -> Distractors:
     """Return for each workload corpora of the others' prompts, unmodified and regardless of the limit."""
-    from specplug.tools.replay.items import distractors
+    from specplug.tools.replay.items import distractor_corpora
 
     if not count:
         return {}
     prompts = {name: [loaded.encode(item.prompt) for item in found] for name, found in everything.items()}
-    return {name: distractors([prompts[other] for other in prompts if other != name], count) for name in workloads}
+    return {
+        name: distractor_corpora([prompts[other] for other in prompts if other != name], count) for name in workloads
+    }
 
 
 def _modes(text: str) -> list[Mode]:
@@ -174,14 +222,6 @@ def _modes(text: str) -> list[Mode]:
     if not found:
         raise SettingsError.build(f"unknown mode {text!r}", who="--mode", remedy=suggest(text, (*MODES, "both")))
     return found
-
-
-def _setups(names: Sequence[str | None], given: dict[str, Any], rest: dict[str, Any]) -> list[Setup]:
-    """Return the setups to replay, built with a server's settings; None stands for the settings' own proposer."""
-    from specplug.tools.replay.engine import Setup
-
-    chosen = [settings_of({**given, **flags(proposer=name)}) for name in dict.fromkeys(names)]
-    return [Setup(it.proposer, it.policy, it.num_speculative_tokens, options=it.options, **rest) for it in chosen]
 
 
 def _with_drafter(lookups: Sequence[Setup], drafter: str) -> list[Setup]:

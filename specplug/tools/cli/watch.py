@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -14,11 +15,12 @@ from rich.live import Live
 from rich.text import Text
 
 from specplug.errors import EngineError
-from specplug.tools.cli.launch import ApiKey, OperatorKey, Timeout
-from specplug.tools.cli.output import console, dim, faults_of, printable, table
+from specplug.tools.cli.groups import with_groups
+from specplug.tools.cli.options import Server, Timeout
+from specplug.tools.cli.output import console, faults_of, printable_text, remark_text, table
 from specplug.tools.client.figures import Reading, figures, read
 from specplug.tools.client.http import Refused, ServerClient
-from specplug.tools.client.interrupt import discard_output, interruptible
+from specplug.tools.client.interrupt import discard_output, run_interruptible
 
 MOST_POSITIONS = 16
 """Positions whose acceptance is shown."""
@@ -26,13 +28,20 @@ MOST_POSITIONS = 16
 _NOT_OURS = (401, 403, 404)  # what waiting does not change
 
 
+@dataclass(frozen=True)
+class WatchedServer(Server):
+    """A server that answers soon, or is away."""
+
+    timeout: Timeout = 10.0
+
+
+@with_groups
 def watch(
     url: Annotated[str, typer.Argument(help="The server, such as http://127.0.0.1:8000.")],
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two readings.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print the figures of one interval, and end.")] = False,
-    api_key: ApiKey = None,
-    operator_key: OperatorKey = None,
-    timeout: Timeout = 10.0,
+    *,
+    reached: WatchedServer,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document per reading, on a line.")] = False,
 ) -> None:
     """Show a running vLLM or SGLang server's speculation, live: tokens per step, acceptance, plan and faults.
@@ -48,9 +57,9 @@ def watch(
 
     `specplug watch http://127.0.0.1:30000 --interval 10 --json >>figures.jsonl`
     """
-    server = ServerClient(url, api_key=api_key, operator_key=operator_key, patience=timeout)
+    server = reached.client(url)
     try:
-        asyncio.run(interruptible(_watch(server, interval, once=once, as_json=as_json)))
+        asyncio.run(run_interruptible(_watch(server, interval, once=once, as_json=as_json)))
     except KeyboardInterrupt:
         discard_output()
 
@@ -84,13 +93,13 @@ def _shown(as_json: bool) -> Iterator[Any]:
     if as_json:
         yield lambda found: typer.echo(json.dumps(found))
     elif not out.is_terminal:
-        yield lambda found: out.print(screen(found))
+        yield lambda found: out.print(screen_view(found))
     else:
         with Live(console=out, auto_refresh=False, vertical_overflow="visible") as live:
             last: list[RenderableType] = []  # stays while the server is away
 
             def update(found: dict[str, Any]) -> None:
-                shown = screen(found)
+                shown = screen_view(found)
                 live.update(Group(*last, shown) if found["error"] else shown, refresh=True)
                 if not found["error"]:
                     last[:] = [shown]
@@ -98,18 +107,18 @@ def _shown(as_json: bool) -> Iterator[Any]:
             yield update
 
 
-def screen(found: dict[str, Any]) -> RenderableType:
+def screen_view(found: dict[str, Any]) -> RenderableType:
     """Return one document for people."""
     if found["error"] is not None:
-        return Text(printable(f"{found['error']}; trying again"), style="red")
+        return Text(printable_text(f"{found['error']}; trying again"), style="red")
     seconds = found["seconds"]
     server = found["server"]
     since = "since the server's start" if seconds is None else f"over {seconds:.1f} s"
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    head = Text(printable(f"{found['url']} ({versions}), {found['time'][11:19]}, {since}"), style="bold")
+    head = Text(printable_text(f"{found['url']} ({versions}), {found['time'][11:19]}, {since}"), style="bold")
     remark = [Text("The server has restarted.", style="yellow")] if found["restarted"] else []
     if server is None:
-        own = dim("The server has no /metrics of its own; SGLang has them with --enable-metrics.")
+        own = remark_text("The server has no /metrics of its own; SGLang has them with --enable-metrics.")
     else:
         rate = server["tokens_per_second"]
         counted = "" if rate is None else f" {rate:,.1f} tokens per second,"
@@ -123,7 +132,7 @@ def _engine(engine: dict[str, Any], seconds: float | None) -> Iterator[Renderabl
     longest = f"{engine['planned_tokens']} draft tokens planned, at most {engine['ceiling_tokens']}"
     yield Text(f"\nEngine {engine['engine']}: mode {engine['mode']}, {longest}: {engine['reason']}", style="bold")
     if engine["why"]:
-        yield dim(printable(engine["why"]))
+        yield remark_text(printable_text(engine["why"]))
     tau, saved, factor = (engine[name] for name in ("tokens_per_step", "steps_saved", "predicted_speedup"))
     measured = [] if tau is None or saved is None else [f"{tau:.2f} tokens per step, {saved:.0%} of the steps saved"]
     expected = [] if factor is None else [f"drafting is expected to be {factor:.2f} times as fast as none"]
@@ -135,7 +144,7 @@ def _engine(engine: dict[str, Any], seconds: float | None) -> Iterator[Renderabl
         columns = ("source", *(f"{what}{unit}" for what in ("tokens", "steps", "drafted", "accepted")))
         yield table("", (*columns, "acceptance", "tokens per step"), rows, whole=1)
     else:
-        yield dim("No tokens were emitted.")
+        yield remark_text("No tokens were emitted.")
     shares = [f"{share:.0%}" for share in engine["acceptance_by_position"][:MOST_POSITIONS] if share is not None]
     if shares:
         yield Text(f"Acceptance by position, from the first: {'  '.join(shares)}")
@@ -143,7 +152,7 @@ def _engine(engine: dict[str, Any], seconds: float | None) -> Iterator[Renderabl
         new = faults_of(engine["new_faults"])
         style = "red" if new else "yellow"
         more = f"; new: {', '.join(new)}" if new else ""
-        yield Text(printable(f"Faults: {', '.join(faults_of(engine['faults']))}{more}"), style=style)
+        yield Text(printable_text(f"Faults: {', '.join(faults_of(engine['faults']))}{more}"), style=style)
     if engine["corpora"] is not None:
         corpora, tokens, problems = engine["corpora"].values()
         yield Text(f"Corpora: {corpora}, {tokens:,} tokens, {problems} problems", style="red" if problems else "")

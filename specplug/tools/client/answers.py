@@ -280,10 +280,10 @@ def read(schema: type[S], answer: bytes | str, who: str) -> S:
         first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(text_of(part) for part in first["loc"])
         shown = text_of(first["input"], repr)[:_LONGEST_SHOWN] if answer else "an empty body"
-        raise unexpected(who, f"{where}: {shown}" if where else shown, first["msg"]) from None
+        raise answer_error(who, f"{where}: {shown}" if where else shown, first["msg"]) from None
 
 
-def unexpected(who: str, found: str, expected: str | None = None, remedy: str | None = None) -> SpecplugError:
+def answer_error(who: str, found: str, expected: str | None = None, remedy: str | None = None) -> SpecplugError:
     """Return the error of an answer that is not as expected, on one line and without control characters."""
     line = "".join(char if char.isprintable() else " " for char in " ".join(found.split()))
     what = "the server does not answer as expected"

@@ -10,8 +10,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from specplug.errors import EngineError
-from specplug.operator.status import by_plugin
-from specplug.operator.summary import corpus_totals, decision, reason
+from specplug.operator.status import by_plugin, corpus_totals, decision, reason
 from specplug.tools.client.answers import DraftTotals, ServedEngine, ServerStatus
 from specplug.tools.client.http import ServerClient
 

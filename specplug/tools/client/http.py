@@ -23,9 +23,9 @@ from specplug.tools.client.answers import (
     ServerStatus,
     StreamEvent,
     Tokenized,
+    answer_error,
     put_together,
     read,
-    unexpected,
 )
 
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class ServerClient:
                 elif line.startswith(b"data:"):
                     event = read(StreamEvent, data, who)
                     if event.error is not None:
-                        raise unexpected(who, str(event.error)[:200])
+                        raise answer_error(who, str(event.error)[:200])
                     if event.usage is not None:
                         num_tokens = event.usage.completion_tokens
                     for part in event.choices[:1]:
@@ -125,7 +125,7 @@ class ServerClient:
 
         await self._exchange("POST", path, body, feed)
         if not ended:
-            raise unexpected(who, "a stream that breaks off", "data: [DONE] at its end")
+            raise answer_error(who, "a stream that breaks off", "data: [DONE] at its end")
         first, last = (times[0], times[-1]) if times else (0.0, 0.0)
         return put_together(parts, num_tokens=num_tokens, first=first, last=last)
 
@@ -169,7 +169,7 @@ class ServerClient:
                 async for chunk in answer.aiter_bytes():
                     size += len(chunk)
                     if size > LARGEST:
-                        raise unexpected(who, f"more than {LARGEST >> 20} MiB", "an answer of at most so many")
+                        raise answer_error(who, f"more than {LARGEST >> 20} MiB", "an answer of at most so many")
                     if answer.status_code == 200:
                         take(chunk)
                     elif len(start) < 1000:
@@ -177,9 +177,9 @@ class ServerClient:
                 if answer.status_code != 200:
                     raise _refused(who, answer.status_code, start, operator)
         except (TimeoutError, httpx.TimeoutException) as error:
-            raise unexpected(who, "no whole answer", f"one within {self.patience:g} s") from error
+            raise answer_error(who, "no whole answer", f"one within {self.patience:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-            raise unexpected(who, describe(error)) from error
+            raise answer_error(who, describe(error)) from error
 
 
 async def answer_all(
@@ -226,6 +226,6 @@ def _refused(who: str, status: int, start: bytes, operator: bool) -> Refused:
         found = json.loads(text)
         text = str(found["detail"] if "detail" in found else found["error"]["message"])
     remedy = _REMEDIES.get(status) if operator or status != 404 else None
-    error = Refused(str(unexpected(who, f"HTTP {status}: {text[:600]}", remedy=remedy)))
+    error = Refused(str(answer_error(who, f"HTTP {status}: {text[:600]}", remedy=remedy)))
     error.status = status
     return error

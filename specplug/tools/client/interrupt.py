@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def interruptible(call: Coroutine[Any, Any, T]) -> T:
+async def run_interruptible(call: Coroutine[Any, Any, T]) -> T:
     """Return the result of a call that is the main task of `asyncio.run`, or of `Runner.run`.
 
     SIGINT raises KeyboardInterrupt in this task if it runs; otherwise the task is cancelled, as by asyncio, and its

@@ -63,7 +63,9 @@ def read_rates(text: str, who: str) -> DraftAcceptance:
     return by_position(rates)
 
 
-def counted(accepted: npt.ArrayLike, verified: npt.ArrayLike, steps: float, source: str) -> DraftAcceptance:
+def acceptance_of_counts(
+    accepted: npt.ArrayLike, verified: npt.ArrayLike, steps: float, source: str
+) -> DraftAcceptance:
     """Return the shares of `steps` in which the token at each position was accepted and verified."""
     shares = np.minimum(1.0, np.asarray(verified) / steps)
     survival = np.minimum.accumulate(np.minimum(shares, np.asarray(accepted) / steps))
@@ -117,5 +119,5 @@ def from_histogram(run: dict[str, Any]) -> DraftAcceptance:
     rows = [row for workload in run["workloads"].values() for row in workload["histogram"]]
     verified, _, emitted, steps = np.array(rows).reshape(-1, 4).T
     places = np.arange(max(verified, default=0))[:, None]
-    found = counted((emitted - 1 > places) @ steps, (verified > places) @ steps, steps.sum(), source)
+    found = acceptance_of_counts((emitted - 1 > places) @ steps, (verified > places) @ steps, steps.sum(), source)
     return replace(found, model_tokens=len(run.get("engine_rates") or ()))

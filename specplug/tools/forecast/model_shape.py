@@ -60,10 +60,10 @@ def read_shape(path: Path) -> ModelShape:
     if not path.exists():
         expected = "a model's folder or config.json on this machine"
         raise SettingsError.build("no configuration", who=str(path), expected=expected)
-    return shape_of(read_facts(str(path)))
+    return count_shape(read_facts(str(path)))
 
 
-def shape_of(facts: ModelFacts) -> ModelShape:
+def count_shape(facts: ModelFacts) -> ModelShape:
     """Count the sizes of a model; raises as `count_parameters`."""
     text = facts.text
     path = Path(facts.path).resolve()

@@ -20,8 +20,8 @@ from pydantic import TypeAdapter
 
 from specplug.errors import EngineError, describe, text_of
 from specplug.tools.client.http import ServerClient
-from specplug.tools.client.interrupt import interruptible
-from specplug.tools.forecast.acceptance import DraftAcceptance, acceptance_for, counted
+from specplug.tools.client.interrupt import run_interruptible
+from specplug.tools.forecast.acceptance import DraftAcceptance, acceptance_for, acceptance_of_counts
 
 if TYPE_CHECKING:
     from specplug.types.step import StepCost  # imports torch
@@ -82,7 +82,7 @@ def _served(url: str, ask: Callable[[ServerClient], Awaitable[R]], operator_key:
         async with ServerClient(url, operator_key=operator_key, patience=PATIENCE) as client:
             return await ask(client)
 
-    return asyncio.run(interruptible(requested()))
+    return asyncio.run(run_interruptible(requested()))
 
 
 async def read_samples(client: ServerClient) -> Samples:
@@ -167,4 +167,4 @@ def acceptance_of(samples: Samples, before: Samples, url: str) -> DraftAcceptanc
     if steps <= 0 or not sum(verified):
         remedy = "Send requests, or leave out --interval for the totals"
         raise EngineError.build("nothing was drafted", who=url, found=source, remedy=remedy)
-    return counted(accepted[: len(verified)], verified, steps, source)
+    return acceptance_of_counts(accepted[: len(verified)], verified, steps, source)

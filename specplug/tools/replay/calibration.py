@@ -126,7 +126,7 @@ def rank_of(probability: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     return places
 
 
-def together(calibrations: Iterable[Calibration]) -> Calibration:
+def merge_calibrations(calibrations: Iterable[Calibration]) -> Calibration:
     """Return several workloads' calibration as one, with equal weight for every token."""
     total = Calibration()
     for each in calibrations:

@@ -40,7 +40,7 @@ class Setup:
         gamma: `num_speculative_tokens`, most draft tokens per request and step.
         references: pass the items' documents as references of their requests.
         corpus: make the documents of all items a corpus, which proposers may draft from.
-        distractors: further corpora, the documents of each; see `specplug.tools.replay.items.distractors`.
+        distractors: further corpora, the documents of each; see `specplug.tools.replay.items.distractor_corpora`.
         engine_rates: of a drafter of the engine's own, how often its token at each position is right if those before it
             are; see `SimulatedDrafter`.  The proposer continues its drafts, or is `ENGINE_DRAFTER`: it drafts alone.
     """
@@ -131,7 +131,7 @@ class ReplayEngine:
         self.close()
         context = self._context
         stage = self._drafts = build_draft_stage(self._settings, self._registry, context)
-        self._plans = build_plan_stage(self._settings, self._registry, context, stage.metrics.fault)
+        self._plans = build_plan_stage(self._settings, self._registry, context, stage.metrics.count_fault)
         self._slots = ReplaySlots(stage, context.max_slots, context.max_length, context.vocab_size)
         self._equals = Draft.allocate(self._repeats, self._setup.gamma, trees=context.caps.trees, sources=stage.sources)
         self._steps = 0
@@ -251,7 +251,7 @@ class ReplayEngine:
         draft = stage.propose(batch, length, None if caps is None else torch.tensor(caps, dtype=torch.int32))
         if is_alone:
             draft = stage.cut(batch, draft, plan)
-        elif stage.cuts(self._repeats, length, plan):  # a row that stands for others is cut among their drafts
+        elif stage.needs_trim(self._repeats, length, plan):  # a row that stands for others is cut among their drafts
             draft = self._cut_among_equals(batch, draft, plan)
         if stage.has_observers:
             stage.in_flight.put(batch, draft, len(rows))
@@ -264,7 +264,7 @@ class ReplayEngine:
             rows = replace(rows, parents=None)
         rows.copy_(draft)
         whole = replace(batch, sampled=torch.ones(self._repeats, dtype=torch.bool))  # all that is read of it
-        return self._stage.trimmed(whole, rows, plan).view(1, draft.draft_length)
+        return self._stage.trim_by_policy(whole, rows, plan).view(1, draft.draft_length)
 
     def _plan(self) -> StepPlan:
         figures = tuple([occupant.stats() for occupant in self._slots.taken]) * self._repeats

@@ -188,7 +188,7 @@ def _frozen(ids: Ids) -> Ids:
     return ids
 
 
-def distinct(documents: Iterable[Ids]) -> list[Ids]:
+def distinct_documents(documents: Iterable[Ids]) -> list[Ids]:
     """Return the non-empty documents in order, without duplicates."""
     return list({document.tobytes(): document for document in documents if document.size}.values())
 
@@ -197,13 +197,13 @@ def corpora_of(
     items: Sequence[TokenItem], *, documents: bool, distractors: Sequence[Sequence[Ids]] = ()
 ) -> dict[str, list[Ids]]:
     """Return the corpora for a workload: with `documents` one of all requests' documents, and then the distractors."""
-    found = {f"distractor {number}": distinct(texts) for number, texts in enumerate(distractors, 1)}
+    found = {f"distractor {number}": distinct_documents(texts) for number, texts in enumerate(distractors, 1)}
     if documents:
-        found = {DOCUMENTS: distinct(text for item in items for text in item.documents), **found}
+        found = {DOCUMENTS: distinct_documents(text for item in items for text in item.documents), **found}
     return {name: texts for name, texts in found.items() if texts}
 
 
-def distractors(others: Iterable[Iterable[Ids]], count: int) -> tuple[tuple[Ids, ...], ...]:
+def distractor_corpora(others: Iterable[Iterable[Ids]], count: int) -> tuple[tuple[Ids, ...], ...]:
     """Return `count` corpora unrelated to a workload, made of the prompts of each other workload.
 
     Prompts are taken from each of the others in turn, and each goes to the smallest corpus, until each has about
@@ -212,7 +212,7 @@ def distractors(others: Iterable[Iterable[Ids]], count: int) -> tuple[tuple[Ids,
     """
     corpora: list[list[Ids]] = [[] for _ in range(count)]
     sizes = [0] * count
-    for prompt in distinct(prompt for each in zip_longest(*others) for prompt in each if prompt is not None):
+    for prompt in distinct_documents(prompt for each in zip_longest(*others) for prompt in each if prompt is not None):
         smallest = min(sizes, default=DISTRACTOR_TOKENS)
         if smallest == DISTRACTOR_TOKENS:
             break
@@ -230,7 +230,7 @@ def distractors(others: Iterable[Iterable[Ids]], count: int) -> tuple[tuple[Ids,
 
 
 @contextmanager
-def stored(corpora: Corpora) -> Iterator[str | None]:
+def temporary_store(corpora: Corpora) -> Iterator[str | None]:
     """Write corpora to a store, which exists within the context; yields its path, or None if there are no corpora."""
     if not corpora:
         yield None

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specplug.tools.replay.calibration import Calibration, means, together
+from specplug.tools.replay.calibration import Calibration, means, merge_calibrations
 from specplug.tools.replay.run import Mode, ReplayRun
 from specplug.tools.replay.score import PLAIN, Result, ScoringRoofline, StepCounts, mean_speedup, pool
 
@@ -125,7 +125,7 @@ class ReplayReport:
     def _scores(self, label: str, mode: Mode, of: Callable[[Result], Calibration]) -> Iterator[tuple[str, ...]]:
         """Yield rows on how well probabilities tell which tokens are accepted; none for drafts without confidences."""
         found = {name: of(result) for name, result in self._at(label, mode, self.batches[0]).items()}
-        for name, calibration in (*found.items(), (POOLED, together(found.values()))):
+        for name, calibration in (*found.items(), (POOLED, merge_calibrations(found.values()))):
             figures = calibration.as_dict()
             if figures is not None:
                 names = ("brier", "constant_brier", "calibration_error", "auc")
@@ -183,7 +183,7 @@ def _cells(counts: StepCounts) -> tuple[str, ...]:
 def _judged(results: Iterable[Result]) -> dict[str, Any]:
     """Return the figures of probabilities against outcomes of all results together, ready for JSON."""
     everything = list(results)
-    return {name: together(map(of, everything)).as_dict() for name, (_, of) in JUDGED.items()}
+    return {name: merge_calibrations(map(of, everything)).as_dict() for name, (_, of) in JUDGED.items()}
 
 
 def _score(value: float | None) -> str:

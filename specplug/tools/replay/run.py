@@ -15,7 +15,7 @@ from typing import Literal
 from specplug.plugins.registry import Registry
 from specplug.tools.replay.drafter import SimulatedDrafter
 from specplug.tools.replay.engine import ReplayEngine, Setup
-from specplug.tools.replay.items import Ids, TokenItem, corpora_of, stored
+from specplug.tools.replay.items import Ids, TokenItem, corpora_of, temporary_store
 from specplug.tools.replay.score import Result
 
 Mode = Literal["cold", "serving"]
@@ -25,7 +25,7 @@ Traces = Mapping[str, Sequence[TokenItem]]
 """Tokenised requests by workload."""
 
 Distractors = Mapping[str, Sequence[Sequence[Ids]]]
-"""Corpora by workload, the documents of each; see `specplug.tools.replay.items.distractors`."""
+"""Corpora by workload, the documents of each; see `specplug.tools.replay.items.distractor_corpora`."""
 
 VOCAB_SIZE = 1 << 20
 """Vocabulary size to assume if none is given; larger than any tokenizer's."""
@@ -47,10 +47,10 @@ def replay(
     Without a registry, the plug-ins are the installed ones.
     """
     result = Result()
-    with stored(corpora_of(items, documents=setup.corpus, distractors=setup.distractors)) as store:
+    with temporary_store(corpora_of(items, documents=setup.corpus, distractors=setup.distractors)) as store:
         engine = ReplayEngine(
             setup,
-            max_length=longest(items),
+            max_length=context_length(items),
             vocab_size=vocab_size,
             repeats=batch,
             store=store,
@@ -106,7 +106,7 @@ def _count_outcomes(result: Result, drafts: Iterable[tuple[Sequence[float], int,
     result.survival.add(survivals)
 
 
-def longest(items: Sequence[TokenItem]) -> int:
+def context_length(items: Sequence[TokenItem]) -> int:
     """Return a context length that holds every item, in whole thousands."""
     most = max((item.prompt.size + item.output.size for item in items), default=0)
     return int(-(-(most + 1) // 1024) * 1024)

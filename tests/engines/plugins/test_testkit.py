@@ -63,7 +63,8 @@ def test_the_entry_points_lead_to_them(monkeypatch):
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 @pytest.mark.parametrize("name", ["uniform", "uniform-probs"])
 def test_drawn_tokens_follow_the_stated_distribution(name, temperature):
-    rows, vocab = 400, 6
+    rows = 400
+    vocab = 6
     options = {"spread": 1.0, "tokens": [0, 1, 2, 4]}
     with Driver(spec_of(name), options, vocab_size=vocab, max_slots=rows) as driver:
         for number in range(rows):

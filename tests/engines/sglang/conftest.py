@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -76,14 +75,10 @@ def start(kind: str, engine: Callable[..., Engine]) -> Callable[..., Served]:
     """Make an engine for a suite; see `tests.engines.suites.served`."""
 
     def started(settings: dict[str, Any] | None, *, name: str, **how: Any) -> Served:
-        given = {"overlap": kind == "overlap", "name": f"{name}, {kind}", **how}
-        if settings is None:
-            return Served(engine(**given))
-        if not settings:
-            return Served(engine("SPECPLUG", **given))
-        stated = {**settings, "faults": {"host_deadline_ms": None, **settings.get("faults", {})}}
-        environment = {"SPECPLUG_CONFIG": json.dumps(stated), **given.pop("environment", {})}
-        return Served(engine("SPECPLUG", environment=environment, **given))
+        own = {"overlap": kind == "overlap", "name": f"{name}, {kind}", **how}
+        if settings:
+            own["settings"] = {**settings, "faults": {"host_deadline_ms": None, **settings.get("faults", {})}}
+        return Served(engine(None if settings is None else "SPECPLUG", **own))
 
     return started
 

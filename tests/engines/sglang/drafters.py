@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,28 @@ LENGTH = 4
 ROWS = [prompts()[row] for row in (0, 3, 5, 8, 13, 18, 21, 23)]
 CHANGING = {"proposer": "engine", "policy": "ladder", "options": {"ladder": {"draft_lengths": [4, 0, 2, 0, 1, 4, 1]}}}
 """Settings under which each step has another draft length than the one before."""
+MODEL_TOKENS = 2
+EXTENDED = {
+    "proposer": "hybrid",
+    "policy": "ladder",
+    "options": {
+        "hybrid": {"model": "engine", "model_tokens": MODEL_TOKENS},
+        "ladder": {"draft_lengths": [8, 8, 0, 4, 1, 8, 2]},
+        "ngram": {"min_n": 1, "memory_tokens": 0},
+    },
+}
+"""Settings under which lookup may continue the two tokens of the drafter, and most steps have another length."""
 
 
 def arguments(draft: Path, settings: dict[str, Any] | None) -> dict[str, Any]:
     """Return the arguments of an engine with a draft model, and settings of specplug's or none."""
+    lengths = {"draft_length": LENGTH, "speculative_num_steps": LENGTH}
+    if (settings or {}).get("proposer") == "hybrid":
+        lengths = {"draft_length": 2 * LENGTH, "speculative_num_steps": None}
     return {
-        "draft_length": LENGTH,
-        "speculative_num_steps": LENGTH,
+        **lengths,
         "speculative_draft_model_path": str(draft),
-        "environment": {"SPECPLUG_CONFIG": json.dumps(settings or {})},
+        "settings": settings or {},
     }
 
 
@@ -33,7 +45,7 @@ def drafted(
     engine: Callable[..., Engine], algorithm: str, draft: Path, settings: dict[str, Any] | None = None, **others: Any
 ) -> Engine:
     """Make an engine, with the fixture of that name."""
-    name = f"{algorithm} {'planned' if settings else 'alone'}"
+    name = f"{algorithm} {(settings or {}).get('proposer', 'alone')}"
     return engine(algorithm, **{**arguments(draft, settings), "name": name, **others})
 
 
@@ -47,6 +59,17 @@ def counts(engine: Engine) -> dict[str, Any]:
     """Return the counts of drafts by source."""
     found: dict[str, Any] = engine.call(status)["scheduler"]["metrics"]["by_source"]
     return found
+
+
+def extended_counts(engine: Engine) -> dict[str, dict[str, Any]]:
+    """Return the counts of the drafter's tokens, under "engine", and of all that lookup drafted, under "lookup"."""
+    (worker,) = engine.call(status)["workers"]
+    sources = worker["metrics"]["by_source"]
+    own = [found for name, found in sources.items() if name.startswith("ngram") and name != "ngram/engine"]
+    lookup = {name: sum(found[name] for found in own) for name in ("accepted", "verified")}
+    for name in ("verified_at", "accepted_at"):
+        lookup[name] = [sum(column) for column in zip(*(found[name] for found in own), strict=True)]
+    return {"engine": sources["ngram/engine"], "lookup": lookup}
 
 
 def status(engine: Any) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def configuration(
     topk: int = 1,
     overlap: bool = True,
     sampling: bool = False,
+    settings: Mapping[str, Any] | None = None,
     environment: Mapping[str, str | None] | None = None,
     **arguments: Any,
 ) -> Configuration:
@@ -91,6 +92,7 @@ def configuration(
         topk: 1 for chains, more for trees (of SGLang's own n-gram, its widest branching).
         overlap: overlap scheduling, which SGLang's own algorithms get on a GPU only, unless asked for here.
         sampling: verification samples at temperature > 0, as on a GPU.
+        settings: specplug's.
         environment: more variables.
         arguments: more arguments of `Engine(...)`, or others than the defaults.
     """
@@ -102,6 +104,7 @@ def configuration(
     variables: dict[str, str | None] = {
         "SPECPLUG_TEST_OVERLAP": "1" if overlap else None,
         "SPECPLUG_TEST_SAMPLING": "1" if sampling else None,
+        **({} if settings is None else {"SPECPLUG_CONFIG": json.dumps(settings)}),
         **(environment or {}),
     }
     if (stated := variables.get("SPECPLUG_CONFIG") or "").startswith("{"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,14 +25,14 @@ OWN = [
 ]
 
 
-def environment(root: Path, **more: Any) -> dict[str, str]:
-    return {"SPECPLUG_CONFIG": json.dumps({**settings(root), "faults": {"host_deadline_ms": None}, **more})}
+def stated(root: Path) -> dict[str, Any]:
+    return {**settings(root), "faults": {"host_deadline_ms": None}}
 
 
 class TestCorpora(CorporaSuite):
     @pytest.fixture(scope="class")
     def started(self, serve: Callable[..., Server], root: Path) -> Server:
-        return serve("SPECPLUG", name="library", environment=environment(root), api_key=KEY)
+        return serve("SPECPLUG", name="library", settings=stated(root), api_key=KEY)
 
     @staticmethod
     def ids(server: Server, prompt: list[int], **stated: Any) -> list[int]:
@@ -78,8 +77,9 @@ def drafted(served: Engine, which: int) -> int:
 @pytest.mark.slow
 def test_several_engines_share_a_store(engine: Callable[..., Engine], tmp_path: Path):
     store = Store.create(tmp_path / "store", fingerprint(tokenizer()))
-    requested = {**environment(store.root), "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
-    two = engine("SPECPLUG", dp_size=2, environment=requested, name="retrieval, two engines")
+    environment = {"SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
+    own = {"settings": stated(store.root), "environment": environment}
+    two = engine("SPECPLUG", dp_size=2, **own, name="retrieval, two engines")
     number, _ = answers()[0]
     store.add("answers", [document(greedy(prompts()[number])["token_ids"])])
     wait_until(two, [{""}, {""}])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,8 +27,7 @@ def form(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def paired(form: str, engine: Callable[..., Engine]) -> Engine:
     """An engine whose draft model has another tokenizer, overlapped."""
-    environment = {"SPECPLUG_CONFIG": json.dumps(FORMS[form])}
-    return engine("SPECPLUG", draft_length=4, sampling=True, environment=environment, name=form)
+    return engine("SPECPLUG", draft_length=4, sampling=True, settings=FORMS[form], name=form)
 
 
 def test_greedy(form: str, paired: Engine) -> None:
@@ -45,8 +43,7 @@ def test_greedy(form: str, paired: Engine) -> None:
 def test_texts_beyond_the_drafts_last_position(engine: Callable[..., Engine], tmp_path: Path) -> None:
     """The form on the device goes on drafting, whether the prompt or the answer crosses it."""
     settings = crosstok.on_device(model=str(crosstok.of_few_positions(tmp_path)))
-    environment = {"SPECPLUG_CONFIG": json.dumps(settings)}
-    limited = engine("SPECPLUG", draft_length=4, environment=environment, name="few positions")
+    limited = engine("SPECPLUG", draft_length=4, settings=settings, name="few positions")
     texts = [(PROMPTS[0] * 10)[-length:] for length in (250, 700)]
     answers = limited.call(inside.generate, prompts=texts, params={"max_new_tokens": 100, "ignore_eos": True})
     for answer in answers:
@@ -67,8 +64,7 @@ def test_sampled(paired: Engine) -> None:
 @pytest.fixture(scope="session")
 def hybrid(engine: Callable[..., Engine]) -> Engine:
     """An engine with lookup and the same draft model under one decision."""
-    environment = {"SPECPLUG_CONFIG": json.dumps({**crosstok.settings(), "proposer": "hybrid"})}
-    return engine("SPECPLUG", draft_length=4, environment=environment, name="hybrid")
+    return engine("SPECPLUG", draft_length=4, settings={**crosstok.settings(), "proposer": "hybrid"}, name="hybrid")
 
 
 @pytest.mark.slow

@@ -1,30 +1,35 @@
-"""SGLang's own draft models with another draft length at each step: a draft model and EAGLE heads.
+"""SGLang's own draft models, a draft model and EAGLE heads, with another draft length at each step.
 
-Their drafts are compared, text by text, with those of SGLang alone, whose draft length never changes.
+specplug plans their drafts, or its lookup continues them.  Features stand in rows for both; drafts are compared, text
+by text, with those of SGLang alone, whose draft length never changes.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+import torch
 
 from specplug.types.step import StepPlan
 from tests.engines import toy
-from tests.engines.plain import assert_greedy, greedy
-from tests.engines.sglang import trees, watching
+from tests.engines.plain import assert_greedy, greedy, ids
+from tests.engines.sglang import inside, trees, watching
 from tests.engines.sglang.drafters import (
     CHANGING,
+    EXTENDED,
     LENGTH,
+    MODEL_TOKENS,
     ROWS,
     answers,
     counts,
     drafted,
     drafts_by_text,
+    extended_counts,
     judge_long_answers,
 )
 from tests.engines.sglang.engines import Engine
@@ -33,30 +38,47 @@ from tests.engines.sglang.test_seeds import WHOLE, deterministically, seeded
 
 __all__ = ["saved", "small"]
 
-ALGORITHMS = ["EAGLE", *(pytest.param(name, marks=pytest.mark.slow) for name in ("STANDALONE", "EAGLE3"))]
+SETTINGS = {"planned": CHANGING, "extended": EXTENDED}
+SLOW = pytest.mark.slow
+ALGORITHMS = ["EAGLE", *(pytest.param(name, marks=SLOW) for name in ("STANDALONE", "EAGLE3"))]
+kinds = pytest.mark.parametrize("kind", SETTINGS)
+algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
 @pytest.fixture
 def make(engine: Callable[..., Engine], draft_of: Callable[[str], Path]) -> Callable[..., Engine]:
-    """Make an engine: ``make("EAGLE", CHANGING)``."""
+    """Make an engine: ``make("planned", "EAGLE")``; "alone" is without specplug."""
 
-    def made(algorithm: str, settings: dict[str, Any] | None = None, **others: Any) -> Engine:
-        return drafted(engine, algorithm, draft_of(algorithm), settings, **others)
+    def made(kind: str, algorithm: str, **others: Any) -> Engine:
+        return drafted(engine, algorithm, draft_of(algorithm), SETTINGS.get(kind), **others)
 
     return made
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_greedy_text_is_the_targets(algorithm, make):
-    assert_greedy(ROWS, [greedy(row) for row in ROWS], answers(make(algorithm, CHANGING)))
+def assert_right(found: list[Any], rows: Sequence[Any] = ROWS) -> None:
+    assert_greedy(rows, [greedy(row) for row in rows], found)
 
 
-# -- drafts -----------------------------------------------------------------------------------------------------------
+@kinds
+@algorithms
+def test_greedy_text_is_the_targets(kind, algorithm, make):
+    engine = make(kind, algorithm)
+    assert_right(answers(engine))
+    if kind == "extended":
+        found = extended_counts(engine)
+        engine_at, lookup_at = (found[name]["verified_at"] for name in ("engine", "lookup"))
+        assert min(engine_at[:MODEL_TOKENS]) > 0
+        assert sum(engine_at[MODEL_TOKENS:]) == 0
+        assert min(lookup_at) > 0
+        assert found["lookup"]["accepted"] > 0
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+# -- the drafter's key-value cache ------------------------------------------------------------------------------------
+
+
+@algorithms
 def test_drafts_are_as_if_lengths_never_changed(algorithm, make):
-    expected, actual = (drafts_by_text(make(algorithm, settings)) for settings in (None, CHANGING))
+    expected, actual = (drafts_by_text(make(kind, algorithm)) for kind in ("alone", "planned"))
     assert {len(draft) for draft in expected.values()} == {LENGTH}
     assert {len(draft) for draft in actual.values()} == {0, 1, 2, LENGTH}
     common = [text for text in actual.keys() & expected.keys() if actual[text]]
@@ -64,19 +86,127 @@ def test_drafts_are_as_if_lengths_never_changed(algorithm, make):
     assert all(actual[text] == expected[text][: len(actual[text])] for text in common)
 
 
-# -- how requests run -------------------------------------------------------------------------------------------------
+DRAFTED: list[list[Any]] = []
 
 
-def test_requests_that_are_retracted_are_drafted_for_again(make):
-    engine = make("EAGLE", CHANGING)
+def plant_tails(scheduler: Any, texts: list[list[int]]) -> None:
+    """Verify drafts of random lengths of which random numbers are right; record what SGLang's drafter drafted.
+
+    `texts` are the prompts with the target's continuations, by request.
+    """
+    worker, random = scheduler.draft_worker, Random(5)
+    continued = worker.continued
+
+    def planted(engine_ids: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, _ = continued(engine_ids, length)
+        step, lengths = worker._decoding, []
+        worker._draft = None  # lookup has seen no drafts
+        for row, (req, before) in enumerate(zip(step.reqs, step.before.tolist(), strict=True)):
+            DRAFTED.append([req.rid, before, engine_ids[row].tolist()])
+            following = texts[int(req.rid)][before + 1 :]
+            right = min(random.randint(0, length), len(following))
+            lengths.append(random.randint(right, length))
+            ids[row, :right] = torch.tensor(following[:right], dtype=torch.int64)
+            ids[row, right:] = 7
+        return ids, torch.tensor(lengths)
+
+    DRAFTED.clear()
+    trees.put(worker, "continued", planted)
+
+
+def drafted_by_engine(scheduler: Any) -> list[list[Any]]:
+    return DRAFTED
+
+
+@algorithms
+def test_the_drafter_drafts_as_if_there_were_no_tails(algorithm, make):
+    """Whatever was verified and accepted after its tokens: its cache has all of it."""
+    engine, texts = make("extended", algorithm), [[*row, *greedy(row)["token_ids"]] for row in ROWS]
+    assert engine.call(inside.flush)  # SGLang caches a drafter's prefix with the token after it, of whatever request
+    with engine.planted(plant_tails, texts=texts):
+        found = answers(engine, rid=[str(row) for row in range(len(ROWS))])
+    assert_right(found)
+    expected = drafts_by_text(make("alone", algorithm))
+    actual = {(rid, length): ids for rid, length, ids in engine.inside(drafted_by_engine)}
+    assert {len(ids) for ids in actual.values()} == {1, MODEL_TOKENS}
+    common = actual.keys() & expected.keys()
+    assert len(common) > 10
+    assert all(actual[text] == expected[text][: len(actual[text])] for text in common)
+
+
+# -- features ---------------------------------------------------------------------------------------------------------
+
+
+@kinds
+def test_requests_limits_are_kept_in_one_batch(kind, make):
+    """All rows have one length; of a limited row's draft no more than its limit is accepted."""
+    fields = [{}, {"specplug_num_speculative_tokens": 1}, {"specplug_enabled": False}]
+    params = [{"custom_params": dict(fields[row % 3])} for row in range(8)]
+    given = [ROWS[row // 3] for row in range(8)]
+    found = answers(make(kind, "STANDALONE" if kind == "planned" else "EAGLE"), params, given)
+    assert_right(found, given)
+    emitted = [answer["meta"]["completion_tokens"] - 1 for answer in found]  # the first token is the prefill's
+    a_step = [tokens / answer["meta"]["spec_verify_ct"] for tokens, answer in zip(emitted, found, strict=True)]
+    assert max(a_step[0::3]) > 2
+    assert all(1 < tokens <= 2 or (kind == "extended" and tokens == 1) for tokens in a_step[1::3])
+    assert set(a_step[2::3]) == {1}
+
+
+@kinds
+def test_penalties_and_grammars_are_exact(kind, make, baseline):
+    """SGLang alone counts a step as one token for penalties, however many it accepted."""
+    params = [{"frequency_penalty": 0.5}, {"presence_penalty": 0.9}, {"min_new_tokens": 40}, {}] * 2
+    params += [{"regex": "[a-f]{3}( [a-f]{3}){4}", "max_new_tokens": 40}] * 2
+    given = [tuple(ids(text)) for text in ("The capital of France is", "def f(x):")] * 5
+    engine = make(kind, "STANDALONE" if kind == "planned" else "EAGLE")
+    found, expected = (answers(each, params, given) for each in (engine, baseline))
+    assert [answer["token_ids"] for answer in found] == [answer["token_ids"] for answer in expected]
+
+
+@kinds
+def test_requests_that_are_retracted_are_drafted_for_again(kind, make):
+    engine = make(kind, "EAGLE")
     with engine.planted(watching.retract_often, every=5):
         found = judge_long_answers(engine)
     assert sum(answer["meta"]["num_retractions"] for answer in found) > 3
 
 
-@pytest.mark.slow
-def test_steps_that_do_not_overlap_and_prompts_in_chunks(make):
-    judge_long_answers(make("EAGLE", CHANGING, overlap=False, chunked_prefill_size=64))
+@SLOW
+@pytest.mark.parametrize(
+    ("kind", "algorithm"), [("planned", "EAGLE"), ("extended", "EAGLE"), ("extended", "STANDALONE")]
+)
+def test_steps_that_do_not_overlap_and_prompts_in_chunks(kind, algorithm, make):
+    judge_long_answers(make(kind, algorithm, overlap=False, chunked_prefill_size=64))
+
+
+def test_references_are_drafted_from_after_the_drafters_tokens(make):
+    """Each request's reference is its own answer."""
+    engine = make("extended", "EAGLE")
+    known = [{"custom_params": {"specplug": {"references": [{"token_ids": greedy(row)["token_ids"]}]}}} for row in ROWS]
+    before = extended_counts(engine)["lookup"]
+    without = answers(engine)
+    between = extended_counts(engine)["lookup"]
+    found = answers(engine, known)
+    assert_right(found)
+    steps = [sum(answer["meta"]["spec_verify_ct"] for answer in each) for each in (without, found)]
+    assert steps[1] < 0.8 * steps[0]
+    accepted = [each["accepted"] for each in (before, between, extended_counts(engine)["lookup"])]
+    assert accepted[2] - accepted[1] > accepted[1] - accepted[0]
+
+
+def fail_to_draft(scheduler: Any) -> None:
+    """Let no step of lookup be launched."""
+    trees.put(scheduler.draft_worker.drafting.drafts, "propose", lambda *_: None)
+
+
+def test_where_lookup_cannot_run_the_drafters_tokens_stand(make):
+    engine = make("extended", "EAGLE")
+    before = extended_counts(engine)
+    with engine.planted(fail_to_draft):
+        found = answers(engine)
+    assert_right(found)
+    assert sum(answer["meta"]["spec_num_correct_drafts"] for answer in found) > 0
+    assert extended_counts(engine)["lookup"] == before["lookup"]
 
 
 def plan_otherwise(scheduler: Any) -> None:
@@ -87,58 +217,78 @@ def plan_otherwise(scheduler: Any) -> None:
         logging.getLogger("sglang").info("rank %s plans otherwise", drafting.rank)
 
 
-@pytest.mark.slow
+@SLOW
 def test_all_ranks_take_rank_0s_lengths(make):
-    environment = {"SPECPLUG_CONFIG": json.dumps(CHANGING), "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-    engine = make("STANDALONE", CHANGING, tp_size=2, environment=environment)
+    environment = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    engine = make("planned", "STANDALONE", tp_size=2, environment=environment)
     engine.inside(plan_otherwise)
-    assert_greedy(ROWS, [greedy(row) for row in ROWS], answers(engine))
+    assert_right(answers(engine))
     assert "rank 1 plans otherwise" in engine.log()
     verified = counts(engine)["standalone"]["verified_at"]
     assert verified[0] > verified[1] > verified[2] >= verified[3] > 0.9 * verified[2], "ends alone cut drafts to 3"
 
 
+# -- sampled text -----------------------------------------------------------------------------------------------------
+
+
 @pytest.fixture(scope="session")
-def sampled(engine: Callable[..., Engine], saved: str) -> Engine:
-    """The toy model, which drafts for itself."""
+def sampled(engine: Callable[..., Engine], saved: str) -> Callable[[str], Engine]:
+    """Make an engine of the toy model, which drafts for itself."""
     target = {"model_path": saved, "skip_tokenizer_init": True, "context_length": 64, "max_running_requests": 64}
-    return drafted(engine, "STANDALONE", Path(saved), CHANGING, **target, sampling=True)
+    return lambda kind: drafted(engine, "STANDALONE", Path(saved), SETTINGS[kind], **target, sampling=True)
 
 
-def at_limits(params: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def at_limits(params: Sequence[dict[str, Any]], most: int = LENGTH) -> list[dict[str, Any]]:
     """Return sampling parameters with limits of their own."""
     return [
-        {**own, "custom_params": {"specplug_num_speculative_tokens": 1 + row % 4}} for row, own in enumerate(params)
+        {**own, "custom_params": {"specplug_num_speculative_tokens": 1 + row % most}} for row, own in enumerate(params)
     ]
 
 
-def test_sampled_text_has_the_targets_distribution(sampled):
-    """With limits in most rows; also where SGLang's verification takes the likeliest token."""
-    params = at_limits([{"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True}] * 128)
-    for plants in ((), (trees.verify_as_without_kernels,)):
-        with sampled.planted(*plants):
-            found = answers(sampled, params, [toy.PROMPT] * len(params))
-        assert toy.p_value([answer["token_ids"] for answer in found]) > 1e-4, plants
-        assert sum(answer["meta"]["spec_num_correct_drafts"] for answer in found) > 200
+def p_value(engine: Engine, most: int, *plants: Callable[..., Any]) -> tuple[float, int]:
+    """Return the p-value of sampled answers, with limits in most rows, and how many drafts were accepted."""
+    params = at_limits([{"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True}] * 128, most)
+    with engine.planted(*plants):
+        found = answers(engine, params, [toy.PROMPT] * len(params))
+    accepted = sum(answer["meta"]["spec_num_correct_drafts"] for answer in found)
+    return toy.p_value([answer["token_ids"] for answer in found]), accepted
 
+
+def test_sampled_text_of_planned_drafts_has_the_targets_distribution(sampled):
+    """Also where SGLang's verification takes the likeliest token; what lossy acceptance departs by is counted."""
+    engine = sampled("planned")
+    for plants in ((), (trees.verify_as_without_kernels,)):
+        p, accepted = p_value(engine, LENGTH, *plants)
+        assert p > 1e-4, plants
+        assert accepted > 200
     try:
-        sampled.inside(lossy, thresholds={"speculative_accept_threshold_single": 0.1})
-        found = answers(sampled, params, [toy.PROMPT] * len(params))
-        status = sampled.inside(lossy, thresholds={})
+        engine.inside(lossy, thresholds={"speculative_accept_threshold_single": 0.1})
+        p, accepted = p_value(engine, LENGTH)
+        status = engine.inside(lossy, thresholds={})
     finally:
-        sampled.inside(lossy, thresholds={"speculative_accept_threshold_single": 1.0})
-    assert toy.p_value([answer["token_ids"] for answer in found]) < 1e-6
+        engine.inside(lossy, thresholds={"speculative_accept_threshold_single": 1.0})
+    assert p < 1e-6
     assert status["lossy"] == "--speculative-accept-threshold-single 0.1"
     counted = status["scheduler"]["metrics"]["lossy"]
-    assert counted["accepted"] >= sum(answer["meta"]["spec_num_correct_drafts"] for answer in found)
+    assert counted["accepted"] >= accepted
     assert 0.1 < counted["departure_rate"] < 0.9
+
+
+def test_sampled_text_of_extended_drafts_has_the_targets_distribution(sampled):
+    """A mistake in verification is found."""
+    engine = sampled("extended")
+    assert p_value(engine, 2 * LENGTH)[0] > 1e-4
+    by_source = extended_counts(engine)
+    assert min(by_source[name]["accepted"] for name in ("engine", "lookup")) > 100
+    assert sum(by_source["lookup"]["accepted_at"][MODEL_TOKENS:]) > 10
+    assert p_value(engine, 2 * LENGTH, trees.accept_lightly)[0] < 1e-6
 
 
 def test_a_seed_has_one_text(sampled, small):
     """SGLang's own without speculation, whatever the draft lengths."""
     params = seeded(WHOLE, 6)
     (expected, _), (found, accepted) = (
-        deterministically(each, own) for each, own in ((small(), params), (sampled, at_limits(params)))
+        deterministically(each, own) for each, own in ((small(), params), (sampled("planned"), at_limits(params)))
     )
     assert found == expected
     assert accepted > 20

@@ -11,8 +11,9 @@ import pytest
 
 from tests.engines.engines import Raised
 from tests.engines.launch import TINY
-from tests.engines.plain import assert_greedy, greedy, ids
+from tests.engines.plain import assert_greedy, greedy
 from tests.engines.server import Server
+from tests.engines.sglang import watching
 from tests.engines.sglang.drafters import CHANGING, LENGTH, ROWS, answers, arguments, counts, drafted, set_mode, status
 from tests.engines.sglang.engines import Engine
 from tests.engines.suites.operations import ACCEPTED, ask, complete, scraped, value
@@ -29,49 +30,31 @@ def operated(standalone: Engine) -> Iterator[Engine]:
     standalone.call(set_mode, mode="on", num_speculative_tokens=None)
 
 
-def test_requests_limits_are_kept_in_one_batch(standalone):
-    """All rows have one length; of a limited row's draft no more than its limit is accepted."""
-    fields = [{}, {"specplug_num_speculative_tokens": 1}, {"specplug_enabled": False}]
-    params = [{"custom_params": dict(fields[row % 3])} for row in range(9)]
-    given = [ROWS[row // 3] for row in range(9)]
-    found = answers(standalone, params, given)
-    assert_greedy(given, [greedy(row) for row in given], found)
-    emitted = [answer["meta"]["completion_tokens"] - 1 for answer in found]  # the first token is the prefill's
-    a_step = [tokens / answer["meta"]["spec_verify_ct"] for tokens, answer in zip(emitted, found, strict=True)]
-    assert max(a_step[0::3]) > 2
-    assert all(1 < tokens <= 2 for tokens in a_step[1::3])
-    assert a_step[2::3] == [1, 1, 1]
-
-
-def test_penalties_are_exact(standalone, baseline):
-    """SGLang alone counts a step as one token for them, however many it accepted."""
-    params = [{"frequency_penalty": 0.5}, {"presence_penalty": 0.9}, {"min_new_tokens": 40}, {}] * 2
-    given = [tuple(ids(text)) for text in ("The capital of France is", "def f(x):")] * 4
-    found, expected = (answers(each, params, given) for each in (standalone, baseline))
-    assert [answer["token_ids"] for answer in found] == [answer["token_ids"] for answer in expected]
-
-
-def test_a_grammar_is_followed(standalone, baseline):
-    params = {"regex": "[a-f]{3}( [a-f]{3}){4}", "max_new_tokens": 40}
-    found, expected = (answers(each, params, ROWS[:4]) for each in (standalone, baseline))
-    assert [answer["token_ids"] for answer in found] == [answer["token_ids"] for answer in expected]
+def answered(engine: Engine) -> tuple[dict[str, Any], list[int]]:
+    """Let an engine answer; return the counts of what clients saw, and the lengths of drafts that were verified."""
+    before = counts(engine)
+    found = answers(engine)
+    assert_greedy(ROWS, [greedy(row) for row in ROWS], found)
+    engine.call(watching.settled)
+    after = counts(engine)
+    emitted = sum(after[name]["emitted"] - before.get(name, {"emitted": 0})["emitted"] for name in after)
+    assert emitted == sum(len(answer["token_ids"]) for answer in found), "none beyond the ends"
+    columns = zip(after["standalone"]["verified_at"], before["standalone"]["verified_at"], strict=True)
+    return after, [later - earlier for later, earlier in columns]
 
 
 def test_an_operator_switches_off_and_limits(operated):
     operated.call(set_mode, mode="off")
     before = counts(operated)
-    found = answers(operated)
-    after = counts(operated)
-    assert_greedy(ROWS, [greedy(row) for row in ROWS], found)
+    after, verified = answered(operated)
     assert after["standalone"] == before["standalone"]
-    none = {"emitted": 0}  # the source "off" is there once it has counts
-    emitted = sum(after[name]["emitted"] - before.get(name, none)["emitted"] for name in ("none", "off"))
-    assert emitted == sum(len(answer["token_ids"]) for answer in found)
+    assert verified == [0] * LENGTH
     operated.call(set_mode, mode="on", num_speculative_tokens=1)
-    answers(operated)
-    verified, earlier = (found["standalone"]["verified_at"] for found in (counts(operated), after))
-    assert verified[0] > earlier[0]
-    assert verified[1:] == earlier[1:]
+    _, verified = answered(operated)
+    assert verified[0] > 0
+    assert verified[1:] == [0] * (LENGTH - 1)
+    operated.call(set_mode, mode="on", num_speculative_tokens=None)
+    assert min(answered(operated)[1]) > 0
 
 
 def test_the_status_names_the_drafter_and_its_lengths(standalone):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -40,14 +39,14 @@ def count_drafts(scheduler: Any) -> None:
     """Count, by request id, its decoding steps and the tokens that were verified, until `counted`."""
     drafting = scheduler.draft_worker.drafting
 
-    def launched(reqs: Any, draft: Any, result: Any) -> None:
-        for req, length in zip(reqs, [0] * len(reqs) if draft is None else draft.lengths.tolist(), strict=True):
+    def launched(reqs: Any, draft_length: int, result: Any) -> None:
+        for req, verified in zip(reqs, result.cap_lens.tolist(), strict=True):
             steps, tokens = DRAWN.get(req.rid, (0, 0))
-            DRAWN[req.rid] = (steps + 1, tokens + length)
-        original(reqs, draft, result)
+            DRAWN[req.rid] = (steps + 1, tokens + verified - 1)
+        original(reqs, draft_length, result)
 
     DRAWN.clear()
-    original = trees.put(drafting, "launched", launched)
+    original = trees.put(drafting, "add_launched", launched)
 
 
 def counted(scheduler: Any) -> dict[str, tuple[int, int]]:
@@ -56,8 +55,7 @@ def counted(scheduler: Any) -> dict[str, tuple[int, int]]:
 
 
 def varied(engine: Callable[..., Engine], **arguments: Any) -> Engine:
-    environment = {"SPECPLUG_CONFIG": json.dumps(VARIED)}
-    return engine("SPECPLUG", environment=environment, **SERVED, name="exact", **arguments)
+    return engine("SPECPLUG", settings=VARIED, **SERVED, name="exact", **arguments)
 
 
 @pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True], ids=["sync", "overlap"])
@@ -95,7 +93,7 @@ def toys(small: Callable[..., Engine]) -> Engine:
         "SPECPLUG",
         sampling=True,
         overlap=False,
-        environment={"SPECPLUG_CONFIG": json.dumps({**NGRAM, "faults": {"host_deadline_ms": None}})},
+        settings={**NGRAM, "faults": {"host_deadline_ms": None}},
     )
 
 

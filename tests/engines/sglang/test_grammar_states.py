@@ -10,7 +10,7 @@ import pytest
 from specplug.grammar.states import follow
 from specplug.text.request_tokenizer import TAIL, JumpForwardTokenizer
 from specplug.types.draft import NO_TOKEN
-from specplug_sglang.requests import goes_back
+from specplug_sglang.requests import can_roll_back
 from specplug_sglang.scheduler.grammar import GrammarObjectState
 from tests.engines.matchers import REGEX, allows, legal, matcher
 from tests.engines.plain import ids, tokenizer
@@ -107,7 +107,7 @@ def which_go_back(scheduler: Any) -> list[bool]:
     from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarObject
 
     within = BaseGrammarObject(), state_of(REGEX, [])._grammar
-    return [goes_back(ReasonerGrammarObject(grammar, [5])) for grammar in within]
+    return [can_roll_back(ReasonerGrammarObject(grammar, [5])) for grammar in within]
 
 
 def hash_tokenizers(scheduler: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,10 +44,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def ours(kind: str, engine: Callable[..., Engine]) -> Engine:
     """An engine whose requests name their proposers."""
-    environment = {"SPECPLUG_CONFIG": json.dumps(SETTINGS)}
-    return engine(
-        "SPECPLUG", draft_length=DRAFT_LENGTH, **KINDS[kind], environment=environment, name=f"specplug, {kind}"
-    )
+    return engine("SPECPLUG", draft_length=DRAFT_LENGTH, **KINDS[kind], settings=SETTINGS, name=f"specplug, {kind}")
 
 
 @pytest.fixture(scope="session")

@@ -35,14 +35,14 @@ class Manager:
         async def original(_: Any) -> Any:
             return [{status.KEY: SECRET, "load": 1}]
 
-        return await guards.states_shown(original, self)
+        return await guards.show_states(original, self)
 
     async def set_internal_state(self, obj: Any) -> Any:
         async def original(_: Any, obj: Any) -> Any:
             self.orders.append(obj.server_args)
             return [True]
 
-        return await guards.state_ordered(original, self, obj)
+        return await guards.order_state(original, self, obj)
 
 
 @contextmanager

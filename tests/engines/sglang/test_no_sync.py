@@ -6,7 +6,6 @@ device with tensors on the meta device, which have no values to read.
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,22 +21,18 @@ from tests.steps.test_no_sync import Watch
 META = torch.device("meta")
 DRAFT_LENGTH = 4
 
-SETTINGS = json.dumps(
-    {
-        "proposer": "bigram",
-        "policy": "fixed",
-        "faults": {"host_deadline_ms": None},
-        "options": {"fixed": {"token_budget": 6}},
-    }
-)
+SETTINGS = {
+    "proposer": "bigram",
+    "policy": "fixed",
+    "faults": {"host_deadline_ms": None},
+    "options": {"fixed": {"token_budget": 6}},
+}
 
 
 def test_a_step_without_drafts_is_few_launches(engine):
     """Everything before the target's forward counts, SGLang's preparation of the batch as well."""
-    settings = json.dumps({"proposer": "ngram", "policy": "fixed"})
-    watched = engine(
-        "SPECPLUG", topk=1, draft_length=DRAFT_LENGTH, environment={"SPECPLUG_CONFIG": settings}, name="plain steps"
-    )
+    settings = {"proposer": "ngram", "policy": "fixed"}
+    watched = engine("SPECPLUG", draft_length=DRAFT_LENGTH, settings=settings, name="plain steps")
     watched.inside(watch_steps)
     prompts = [[5, 6, 7, 8] * 6 + [9], [11, 12, 13] * 8]
     with watched.planted(trees.skip_drafts):
@@ -50,9 +45,7 @@ def test_a_step_without_drafts_is_few_launches(engine):
 
 
 def test_a_step_of_a_proposer_on_the_device_is_two_launches_and_its_own(engine):
-    watched = engine(
-        "SPECPLUG", topk=1, draft_length=DRAFT_LENGTH, environment={"SPECPLUG_CONFIG": SETTINGS}, name="no-sync"
-    )
+    watched = engine("SPECPLUG", draft_length=DRAFT_LENGTH, settings=SETTINGS, name="no-sync")
     found = watched.inside(between_kernels)
     assert found["launched"] == ["begin", "finish"] * 3
     assert found["launches"] == found["own"] > 0
@@ -68,9 +61,9 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
 
     The first step copies what steps that draft need.  "own" is the number of launches of the proposer itself.
     """
-    from specplug_sglang.scheduler import device_drafts
+    from specplug_sglang.scheduler import drafting as module
     from specplug_sglang.scheduler.batches import Decoding
-    from specplug_sglang.scheduler.drafting import ProposerDrafting
+    from specplug_sglang.scheduler.drafting import Drafting
 
     launched: list[str] = []
 
@@ -79,10 +72,10 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
 
     kernels = Launches(*map(noting, Launches._fields))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_drafts, "launches_for", lambda device: kernels)
-        drafting = ProposerDrafting(
-            scheduler.server_args, scheduler.model_config, slots=9, device=META, rank=0, tokenizer=None
-        )
+        patch.setattr(module, "launches_for", lambda device: kernels)
+        runner = SimpleNamespace(device="meta", model_config=scheduler.model_config)
+        ranks = SimpleNamespace(rank=0, is_alone=True)
+        drafting = Drafting(scheduler.server_args, SimpleNamespace(model_runner=runner), ranks)  # type: ignore[arg-type]
     reqs = [request(name, slot) for slot, name in enumerate("abc", start=1)]
     drafting.admit(reqs)
     slots, before, counts = empty(3, dtype=torch.int64), empty(3, dtype=torch.int64), empty(3)

@@ -43,7 +43,7 @@ def server(serve: Callable[..., Server], control_file: Path) -> Server:
     return serve(
         "SPECPLUG",
         name="operated",
-        environment={"SPECPLUG_CONFIG": json.dumps(settings)},
+        settings=settings,
         enable_metrics=True,
         api_key=KEY,
         admin_api_key=ADMIN,
@@ -185,8 +185,8 @@ def routes_without_specplug(engine: Any) -> list[str]:
 
     from specplug_sglang.frontend import http
 
-    http.front_made(None, engine.tokenizer_manager)
-    http.metrics_made(None, app)
+    http.prepare_front(None, engine.tokenizer_manager)
+    http.export_metrics(None, app)
     ours = [path for route in app.routes if "specplug" in (path := getattr(route, "path", ""))]
     return ours + [name for name in ("specplug.operator.routes", "specplug.operator.exporter") if name in sys.modules]
 

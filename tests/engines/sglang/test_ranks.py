@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +21,7 @@ SETTINGS = {
     "options": {"raises": {"rank": 0, "every": 3}},
     "faults": {"host_deadline_ms": None, "max_consecutive": 1000},
 }
-RANKS = {"environment": {"SPECPLUG_CONFIG": json.dumps(SETTINGS), "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}}
+RANKS = {"settings": SETTINGS, "environment": {"SGLANG_CPU_OMP_THREADS_BIND": "0|0"}}
 
 
 def ask(engine: Any, prompts: list[list[int]], params: list[dict[str, Any]]) -> dict[str, Any]:

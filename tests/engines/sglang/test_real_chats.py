@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest
@@ -16,9 +15,8 @@ SETTINGS = {"policy": "fixed", "faults": {"host_deadline_ms": None}}  # stand-in
 
 @pytest.fixture(scope="session")
 def real_server(serve: Callable[..., Server]) -> Server:
-    environment = {"SPECPLUG_CONFIG": json.dumps(SETTINGS)}
     given = {"model_path": real_models.small(), "tool_call_parser": "qwen25", "context_length": 1024}
-    return serve("SPECPLUG", name="smollm2", environment=environment, **given)
+    return serve("SPECPLUG", name="smollm2", settings=SETTINGS, **given)
 
 
 class TestRealChats(RealChats):

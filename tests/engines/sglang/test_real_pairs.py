@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest
@@ -33,7 +32,7 @@ def test_a_pair(proposer: str, pair: tuple[str, str], engine: Callable[..., Engi
         max_total_tokens=1024,
         draft_length=4,
         sampling=True,
-        environment={"SPECPLUG_CONFIG": json.dumps(real_models.settings(draft, proposer))},
+        settings=real_models.settings(draft, proposer),
         name=f"{proposer} {target}",
     )
     given = real_models.prompts(target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from specplug.trace import read_trace
@@ -17,11 +16,11 @@ def faults(scheduler: Any) -> dict[str, Any]:
 
 def test_drafts_are_the_same(engine, tmp_path):
     path, given = tmp_path / "trace.jsonl", same_drafts.requested()
-    settings = json.dumps({**same_drafts.SETTINGS, "trace": {"path": str(path)}})
+    settings = {**same_drafts.SETTINGS, "trace": {"path": str(path)}}
     parrot = engine(
         "SPECPLUG",
         draft_length=same_drafts.DRAFT_LENGTH,
-        environment={"SPECPLUG_CONFIG": settings},
+        settings=settings,
         name="example",
     )
     assert parrot.inside(inside.facts)["overlap"]

@@ -5,7 +5,6 @@ The temperature is 1; see `tests.engines.toy` for the distribution.  Planted mis
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,8 +81,7 @@ def ours(kind: str, small: Callable[..., Engine]) -> Engine:
         "options": {"ladder": {"draft_lengths": [DRAFT_LENGTH]}, "branches": {"after": likely(kind)}},
         "faults": {"host_deadline_ms": None},
     }
-    environment = {"SPECPLUG_CONFIG": json.dumps(settings)}
-    return small("SPECPLUG", draft_length=DRAFT_LENGTH, sampling=True, environment=environment, **KINDS[kind])
+    return small("SPECPLUG", draft_length=DRAFT_LENGTH, sampling=True, settings=settings, **KINDS[kind])
 
 
 def test_drafts_are_verified_by_the_distribution(ours, kind):

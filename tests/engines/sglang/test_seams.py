@@ -32,7 +32,7 @@ def moved(scheduler, where):
     from specplug_sglang import seams
 
     seams.require(where)
-    return seams.moved(where)
+    return seams.moved_seams(where)
 
 
 def rename_optional_seam(engine):
@@ -51,7 +51,7 @@ def rename_optional_seam(engine):
         patch.setattr(events, "_runners", {None: None})
         for _ in range(2):
             events._notify_change(weights)
-            http.metrics_made(None, SimpleNamespace(state=SimpleNamespace(specplug="a manager")))
+            http.export_metrics(None, SimpleNamespace(state=SimpleNamespace(specplug="a manager")))
         for where in PARTS - OPTIONAL.keys():
             seams.require(where)
     return records

@@ -20,7 +20,7 @@ FAULTS = {"faults": {"host_deadline_ms": None, "max_consecutive": 2, "cooldown_s
 @pytest.fixture(scope="module")
 def server(serve: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
     settings = {**SETTINGS, **FAULTS, "trace": {"path": str(tmp_path_factory.mktemp("traced") / "trace.jsonl")}}
-    return serve("SPECPLUG", environment={"SPECPLUG_CONFIG": json.dumps(settings)}, name="mixed")
+    return serve("SPECPLUG", settings=settings, name="mixed")
 
 
 @pytest.fixture(scope="module")

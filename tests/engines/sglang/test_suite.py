@@ -5,7 +5,6 @@ It does not take `EmbeddingsSuite` with overlap alone: nothing else serves embed
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -212,8 +211,7 @@ class TestReasoning(ReasoningSuite):
 @pytest.fixture(scope="session")
 def scripted_server(serve: Callable[..., Server], scripted_model: str) -> Server:
     parsers = {"tool_call_parser": "qwen25", "reasoning_parser": "deepseek-r1"}
-    settings = {"SPECPLUG_CONFIG": json.dumps(NGRAM)}
-    return serve("SPECPLUG", environment=settings, name="scripted", model_path=scripted_model, **parsers)
+    return serve("SPECPLUG", settings=NGRAM, name="scripted", model_path=scripted_model, **parsers)
 
 
 class TestChats(ChatSuite):

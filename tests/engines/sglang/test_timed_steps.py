@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -35,9 +34,8 @@ def timed(engine: Callable[..., Engine], home: Path) -> Callable[..., Engine]:
 
     def launch(name: str, **how: Any) -> Engine:
         environment = {"XDG_CACHE_HOME": str(home), "NUMBA_CACHE_DIR": NUMBA, **how.pop("environment", {})}
-        environment["SPECPLUG_CONFIG"] = json.dumps({**SETTINGS, **COSTS})
         how = {"draft_length": LENGTH, "max_running_requests": ROWS, "environment": environment, **how}
-        return engine("SPECPLUG", name=name, **how)
+        return engine("SPECPLUG", settings={**SETTINGS, **COSTS}, name=name, **how)
 
     return launch
 
@@ -95,9 +93,8 @@ REPORTS: list[Any] = []
 @pytest.mark.parametrize("plans", [True, False], ids=["planned", "none planned"])
 def test_steps_report_what_all_draft_tokens_are_expected_to_yield(engine, plans):
     """Every step does while drafts are planned, and every eighth otherwise."""
-    settings = json.dumps({**SETTINGS, "policy": "batch"})
-    how = {"draft_length": LENGTH, "environment": {"SPECPLUG_CONFIG": settings}, "name": "reports of drafts"}
-    learning = engine("SPECPLUG", **how)
+    settings = {**SETTINGS, "policy": "batch"}
+    learning = engine("SPECPLUG", draft_length=LENGTH, settings=settings, name="reports of drafts")
     with learning.planted(skip, trees.watch, record, steps=0 if plans else 999):
         answered(learning)
         seen, found = learning.inside(trees.seen), learning.inside(recorded)

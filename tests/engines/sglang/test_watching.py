@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,5 @@ class TestWatching(WatchingSuite):
 
     @pytest.fixture(scope="class")
     def server(self, serve: Callable[..., Server], root: Path) -> Server:
-        variables = {"SPECPLUG_CONFIG": json.dumps(settings(root))}
         keys = {"api_key": KEY, "admin_api_key": ADMIN}
-        return serve("SPECPLUG", name="watched", environment=variables, enable_metrics=True, **keys)
+        return serve("SPECPLUG", name="watched", settings=settings(root), enable_metrics=True, **keys)

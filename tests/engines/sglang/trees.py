@@ -39,7 +39,7 @@ def restore(scheduler: Any) -> int:
 def trace(scheduler: Any, path: str) -> None:
     """Let the draft stage write a trace."""
     stage = scheduler.draft_worker.drafting.stage
-    put(stage, "tracer", StepTracer(TraceWriter(path), stage.metrics.fault))
+    put(stage, "tracer", StepTracer(TraceWriter(path), stage.metrics.count_fault))
     put(stage, "has_observers", True)
 
 

@@ -130,7 +130,7 @@ def begin(scheduler: Any) -> None:
     drafting = scheduler.draft_worker.drafting
     _catch_up(drafting.stage)
     RECORDS.clear()
-    scheduler._watched = drafting.counts.read()
+    scheduler._watched = drafting.counts()
 
 
 def end(scheduler: Any) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def end(scheduler: Any) -> dict[str, Any]:
 
     drafting = scheduler.draft_worker.drafting
     _catch_up(drafting.stage)
-    counts = (drafting.counts.read() - scheduler._watched).as_dict()
+    counts = (drafting.counts() - scheduler._watched).as_dict()
     return {"records": list(RECORDS), "counts": counts}
 
 
@@ -152,13 +152,13 @@ def left_over(scheduler: Any) -> dict[str, int]:
         "held": len(drafting.held),
         "tallies": len(drafting.step_planner._tallies),
         "capped": len(drafting.step_planner._capped),
-        "steps under way": len(drafting._launched),
+        "steps under way": len(drafting.results.pending),
     }
 
 
 def counts(scheduler: Any) -> dict[str, Any]:
     """Return what was counted so far: "total", "by_source", "faults"."""
-    return dict(scheduler.draft_worker.drafting.counts.read().as_dict())
+    return dict(scheduler.draft_worker.drafting.counts().as_dict())
 
 
 def hold_back(scheduler: Any, count: int) -> None:

@@ -161,7 +161,8 @@ class CorporaSuite:
         assert worker(server)["details"]["retrieval"]["unknown_documents"] == unknown + 1
 
     def test_routes_add_list_extend_and_remove(self, server, root):
-        ids, text = answers()[0][1], "def area(r):\n    return 3.14 * r * r\n"
+        ids = answers()[0][1]
+        text = "def area(r):\n    return 3.14 * r * r\n"
         own = len(tokenizer().encode(text, add_special_tokens=False))
         stated = {"name": "notes", "documents": [{"name": "ids", "token_ids": list(ids)}, text]}
         added = {"name": "notes", "tenant": "", "documents": 2, "tokens": len(ids) + own, "empty": 0}

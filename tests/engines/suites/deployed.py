@@ -41,7 +41,7 @@ print(json.dumps({group: sorted(e.name for e in importlib.metadata.entry_points(
 ASK = """
 import importlib, json, sys
 command = importlib.import_module(f"specplug_{sys.argv[1]}.doctor").COMMAND
-print(json.dumps(command.ask(sys.argv[2]).settings))
+print(json.dumps(command.launch(sys.argv[2]).settings))
 """
 
 FILES = """
@@ -54,7 +54,10 @@ class Deployment:
     """A pod's container as `ServerProcess` starts it: its read-only mounts are read-only."""
 
     def __init__(self, pod: Pod, cpu: Sequence[str], variables: Mapping[str, str], folder: Path) -> None:
-        self._pod, self._cpu, self._variables, self._folder = pod, cpu, variables, folder
+        self._pod = pod
+        self._cpu = cpu
+        self._variables = variables
+        self._folder = folder
 
     def words(self, port: int) -> list[str]:
         [stated] = self._pod.container["ports"]
@@ -163,7 +166,8 @@ class DeployedSuite:
 
     @pytest.mark.slow  # it compiles the kernels of the new folder
     def test_doctor_accepts_the_manifests_line_and_makes_no_store(self, folders, deployment, tmp_path):
-        specplug, line = str(folders["plugins"] / "bin" / "specplug"), shlex.join(deployment.words(1))
+        specplug = str(folders["plugins"] / "bin" / "specplug")
+        line = shlex.join(deployment.words(1))
         reported = json.loads(run([specplug, "doctor", "--json", "--launch", line], deployment, tmp_path))
         [launch] = [check for check in reported["checks"] if "settings of the launch" in check["summary"]]
         assert (launch["check"], launch["status"]) == (f"{self.name} launch", "ok")

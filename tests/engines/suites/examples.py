@@ -34,7 +34,8 @@ TEXTS = (
     "Connection: A connection to the server, which is closed when it is no longer used.",
 )
 TEMPLATE = "<|document|>{passage}<|quote|>{question}<|answer|>"
-PLAIN, ALONE = "no speculation", "specplug"
+PLAIN = "no speculation"
+ALONE = "specplug"
 FED = ("specplug, with references", "specplug, corpus store", "corpus store, documents named")
 
 
@@ -79,7 +80,8 @@ class ExamplesSuite:
     @pytest.mark.slow  # `make demo-vllm` and `make demo-sglang` run it
     def test_the_demo_compares_two_servers(self):
         report = json.loads(self.run(f"{self.engine}_demo.py", "--tasks", "1", "--json"))
-        rows, kinds = report["rows"], ("edit", "quote", "json")
+        rows = report["rows"]
+        kinds = ("edit", "quote", "json")
         assert [(row["task"], row["identical"]) for row in rows] == [(kind, 1) for kind in kinds for _ in "123"]
         for row in rows:
             if row["mode"] == PLAIN:
@@ -129,7 +131,8 @@ class ExamplesSuite:
         texts: list[list[str]] = []
         steps = []
         for is_referring in (False, True):
-            before, stated = rag_client.counts(server.url), []
+            before = rag_client.counts(server.url)
+            stated = []
             for question in rag_tasks.questions("records", 3):
                 extra = rag_client.references(self.engine, question.references if is_referring else ())
                 extra[rag_client.FIELDS[self.engine]]["specplug_store"] = 0  # no response memory

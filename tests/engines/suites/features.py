@@ -56,7 +56,8 @@ class FeaturesSuite:
     def test_requests_of_one_group_draft_from_each_other(self, pair):
         """One answers a prompt and one goes on from the beginning of its answer; a tenant has no earlier responses."""
         given = [prompt for prompt in prompts()[:8] for prompt in (prompt, (*prompt, *greedy(prompt)["token_ids"][:6]))]
-        truth, tested = [greedy(prompt) for prompt in given], {}
+        truth = [greedy(prompt) for prompt in given]
+        tested = {}
         for store in (True, False):
             fields = [{"tenant": f"siblings {store}", "store": store, "group": str(row // 2)} for row in range(16)]
             found = pair[1].counted(given, [{"specplug": own} for own in fields])
@@ -67,7 +68,8 @@ class FeaturesSuite:
 
     def test_prefix_caching(self, pair):
         """The second time the prompt is found in the cache, and drafts read a text that no step computed."""
-        long, params = [EDIT[5:6] + (LOOP + EDIT) * 3], {"max_tokens": 32, "ignore_eos": True}
+        long = [EDIT[5:6] + (LOOP + EDIT) * 3]
+        params = {"max_tokens": 32, "ignore_eos": True}
         (expected,) = pair[0].generate(long, params)
         for round in range(2):
             found = pair[1].counted(long, params)
@@ -77,8 +79,10 @@ class FeaturesSuite:
 
     def test_up_to_the_longest_context(self, pair):
         """A prompt of all but 20 of 1024 tokens is answered up to the limit; one that is too long is refused."""
-        long, params = [(EDIT * 8)[: 1024 - 20]], {"max_tokens": self.room[0], "ignore_eos": True}
-        (expected,), found = pair[0].generate(long, params), pair[1].counted(long, params)
+        long = [(EDIT * 8)[: 1024 - 20]]
+        params = {"max_tokens": self.room[0], "ignore_eos": True}
+        (expected,) = pair[0].generate(long, params)
+        found = pair[1].counted(long, params)
         assert_same(expected, found["answers"][0])
         assert len(expected["token_ids"]) == self.room[1]
         assert found["total"]["accepted"] > 0

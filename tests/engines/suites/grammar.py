@@ -80,7 +80,8 @@ class GrammarSuite:
             name: {key: of[key] - before["by_source"].get(name, {}).get(key, 0) for key in COUNTED}
             for name, of in after["by_source"].items()
         }
-        first, names = min((step["row"] for step in steps), default=0), list(requested)
+        first = min((step["row"] for step in steps), default=0)
+        names = list(requested)
         steps = [{**step, "name": names[step["row"] - first]} for step in steps]
         return {
             "answers": dict(zip(names, answers, strict=True)),
@@ -131,7 +132,8 @@ class GrammarSuite:
     def test_only_legal_tokens_are_verified(self, completed, misled):
         """A matcher of this process checks that; it follows each text and its draft from the start."""
         for name in CONSTRAINED:
-            after, verified = matcher(REGEX) if name == "regex" else matcher(**self.matcher), 0
+            after = matcher(REGEX) if name == "regex" else matcher(**self.matcher)
+            verified = 0
             for ran in (completed, misled):
                 for step in of(ran, name):
                     assert allows(after, step["before"] + step["verified"])
@@ -147,7 +149,8 @@ class GrammarSuite:
 
     def test_counted_apart(self, completed, misled):
         for ran in (completed, misled):
-            counts, steps = ran["counts"], [step for step in ran["steps"] if "accepted" in step]
+            counts = ran["counts"]
+            steps = [step for step in ran["steps"] if "accepted" in step]
             assert counts["grammar"]["proposed"] == counts["grammar"]["verified"] > 0
             assert sum(len(step["verified"]) for step in steps) == sum(own["verified"] for own in counts.values())
             accepted = sum(min(step["accepted"], len(step["verified"])) for step in steps)

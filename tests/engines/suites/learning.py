@@ -27,7 +27,8 @@ class LearningSuite:
         served = start(SETTINGS, name="learning")
         answers = served.counted(GIVEN)
         assert_greedy(GIVEN, [greedy(prompt) for prompt in GIVEN], answers["answers"])
-        found, total = self.learnt(served), answers["total"]
+        found = self.learnt(served)
+        total = answers["total"]
         assert answers["faults"] == {}
         assert found["faults"] == 0
         reports = found["reports"]
@@ -48,7 +49,8 @@ class LearningSuite:
 
 def learnt_by(step_planner: Any, stage: Any) -> dict[str, Any]:
     """Return what a policy's halves have learnt, in an engine's process."""
-    planner, trimmer = step_planner.stage._planner, stage._trimmer
+    planner = step_planner.stage._planner
+    trimmer = stage._trimmer
     return {
         "reports": [asdict(report) for report in planner.reports],
         "costs": [asdict(cost) for cost in planner.costs],

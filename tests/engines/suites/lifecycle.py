@@ -135,12 +135,15 @@ def assert_sound(found: dict[str, Any]) -> None:
     begun: set[str] = set()
     for record in found["records"]:
         if record["call"] == "event" and "slot" in record:
-            slot, generation, name = record["slot"], record["generation"], record["request_id"]
+            slot = record["slot"]
+            generation = record["generation"]
+            name = record["request_id"]
             if record["kind"] in ("STARTED", "RESUMED", "UPDATED"):
                 if record["kind"] != "UPDATED":
                     assert slot not in occupants, f"slot {slot} is taken by {occupants[slot]}"
                 assert generation > newest.get(slot, 0), "generations grow"
-                occupants[slot], newest[slot] = (name, generation), generation
+                occupants[slot] = (name, generation)
+                newest[slot] = generation
                 begun.add(name)
             elif name in begun:  # others began before the recording
                 assert occupants.pop(slot) == (name, generation), f"{name} has left a place that was not its own"

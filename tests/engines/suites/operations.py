@@ -15,7 +15,8 @@ from tests.engines.server import MODEL, Answer, Server
 
 TEXT = "def area(r):\n    return 3.14 * r * r\n\ndef area(r):\n    return"  # goes on by repeating itself
 REQUEST = {"model": MODEL, "prompt": TEXT, "max_tokens": 24, "temperature": 0}
-KEY, ADMIN = "sesame", "open sesame"
+KEY = "sesame"
+ADMIN = "open sesame"
 ON = {"mode": "on", "num_speculative_tokens": None}
 ACCEPTED = "specplug_accepted_tokens_total"
 SOURCE = "ngram/own text"
@@ -111,7 +112,8 @@ class OperationsSuite:
 
     def test_a_plan_reads_the_acceptance_of_the_server(self, server):
         complete(server)
-        found, total = read_metrics(server.url), self.counts(server)
+        found = read_metrics(server.url)
+        total = self.counts(server)
         longest = len(found.survival)
         assert found.tau(longest) == pytest.approx(1 + total["accepted"] / total["target_steps"])
         assert found.tokens(longest) == pytest.approx(1 + total["verified"] / total["target_steps"])
@@ -182,7 +184,9 @@ class OperationsSuite:
     def settled(self, server):
         """Return the counts by source, and a scrape; a step may end after the answer that it was launched for."""
         for _ in range(20):
-            counts, samples, later = self._counts(server), scraped(server), self._counts(server)
+            counts = self._counts(server)
+            samples = scraped(server)
+            later = self._counts(server)
             if counts == later:
                 return counts, samples
         raise AssertionError("counts change without requests")

@@ -70,7 +70,8 @@ class RealChats:
         client = real_server.client()
         given: dict[str, Any] = {"model": real_server.model, "messages": MESSAGES, "max_tokens": 48, "temperature": 0.0}
         off = {"extra_body": {self.arguments: {"specplug_enabled": False}}}
-        calls, accepted = [], [accepted_drafts(real_server)]
+        calls = []
+        accepted = [accepted_drafts(real_server)]
         for more in ({}, off):
             whole = client.chat.completions.create(**given, tools=[TOOL], tool_choice="auto", **more)
             (called,) = whole.choices[0].message.tool_calls

@@ -97,7 +97,8 @@ class RecurrentSuite:
 
     def test_prompts_whose_beginnings_are_cached(self, launch, name):
         """Chats that go on: the state after a prompt and its answer is kept."""
-        served, given = launch(name, **self.caching), GIVEN[4::2]
+        served = launch(name, **self.caching)
+        given = GIVEN[4::2]
         self.assert_right(served, name, given)
         longer = [(*prompt, *answer, 7, 3) for prompt, answer in zip(given, answers(name, given), strict=True)]
         assert sum(answer["cached"] for answer in self.assert_right(served, name, longer)) > 0

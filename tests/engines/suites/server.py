@@ -116,7 +116,9 @@ class ServerSuite:
             assert answer.usage.completion_tokens
             self.usage = answer.usage
             return [((each.message.content if chat else each.text), each.finish_reason) for each in answer.choices]
-        texts, reasons, count = [""] * given["n"], [""] * given["n"], 0
+        texts = [""] * given["n"]
+        reasons = [""] * given["n"]
+        count = 0
         async for piece in answer:
             self.usage = piece.usage or self.usage
             count = piece.usage.completion_tokens if piece.usage else count
@@ -194,7 +196,8 @@ class ServerSuite:
         [expected] = self.answers(baseline, [plain])
         oracle = {**plain, "fields": {"specplug_proposer": "oracle"}}
         parts = {"type": "content", "content": [{"type": "text", "text": expected[0][0]}]}
-        drafted, counted = [], []
+        drafted = []
+        counted = []
         for prediction in (None, PREDICTION, parts):
             before = total(server, "proposed")
             assert self.answers(server, [{**oracle, "prediction": prediction}]) == [expected]
@@ -232,7 +235,8 @@ class ServerSuite:
             found, expected = (answer["choices"][0] for answer in answers)
             assert found["text"] == expected["text"]
             if "logprobs" in more:
-                found, expected = found["logprobs"], expected["logprobs"]
+                found = found["logprobs"]
+                expected = expected["logprobs"]
                 assert found["tokens"] == expected["tokens"]
                 assert found["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-3)
 

@@ -12,7 +12,8 @@ from tests.soak.targets import TARGETS
 from tests.soak.traffic import Traffic
 from tests.soak.truth import SCHEMAS, Prompt, Truth, is_sure
 
-REQUESTS, MINUTES = 150, 1.0
+REQUESTS = 150
+MINUTES = 1.0
 
 
 class SoakSuite:

@@ -15,7 +15,8 @@ from tests.engines.suites.server import metrics
 
 REMEMBERED = "ngram/response memory"
 SECRET = "def volume(height, width):\n    depth ="
-REFERENCE_TOKENS, COPIES = 2000, 4
+REFERENCE_TOKENS = 2000
+COPIES = 4
 
 
 def used(server: Server, body: dict[str, Any], **headers: str) -> int:

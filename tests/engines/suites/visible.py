@@ -40,9 +40,13 @@ class VisibleSuite:
         """With ends of every sort and right drafts after each, proposers hold more text than they may remember."""
         cases = self.cases()
         found = served.recorded([request_of(case) for case in cases])
-        ended, longer, missed = endings(found["records"]), 0, 0
+        ended = endings(found["records"])
+        longer = 0
+        missed = 0
         for case in cases:
-            name, output, prompt = case["name"], found["outputs"][case["name"]], case["prompt"]
+            name = case["name"]
+            output = found["outputs"][case["name"]]
+            prompt = case["prompt"]
             seen = ends.seen(case, output) - case.get("hidden", 0)
             if case["most"] == 1:  # nothing could be drafted
                 assert ended.get(name) == (("FINISHED", seen) if self.hears_of_one_token else None)
@@ -50,7 +54,8 @@ class VisibleSuite:
             text = ends.newest_text(found["records"], name)
             assert ended[name] == ("FINISHED", seen), name
             assert text[: len(prompt)] == prompt
-            shown, emitted = text[len(prompt) : seen], output["token_ids"][: seen - len(prompt)]
+            shown = text[len(prompt) : seen]
+            emitted = output["token_ids"][: seen - len(prompt)]
             assert shown == emitted[: len(shown)], name
             by_length = self.lags and output["finish_reason"] == "length" and shown == emitted[:-1]
             missed += shown != emitted and not by_length
@@ -69,7 +74,8 @@ class VisibleSuite:
         found = served.recorded(requests, {request["id"]: [request["id"], 3] for request in requests})
         ended = endings(found["records"])
         for case, request in zip(leaving, requests, strict=True):
-            output, (kind, visible) = found["outputs"][request["id"]], ended[request["id"]]
+            output = found["outputs"][request["id"]]
+            (kind, visible) = ended[request["id"]]
             assert (output["finish_reason"], kind) == ("abort", "ABORTED")
             if visible is None:
                 assert case["strings"]
@@ -79,7 +85,8 @@ class VisibleSuite:
             assert visible < len(case["prompt"]) + 400
 
     def test_who_may_share(self, served):
-        salts, tenants = [None, "salt", "salt", None], [None, None, "me", "salt"]
+        salts = [None, "salt", "salt", None]
+        tenants = [None, None, "me", "salt"]
         requests = [
             {
                 "id": f"shares {number}",

@@ -19,7 +19,7 @@ import pytest
 
 from specplug.corpus.documents import Document
 from specplug.corpus.store import Store
-from specplug.operator.summary import REASONS
+from specplug.operator.status import REASONS
 from specplug.text.fingerprint import fingerprint
 from tests.engines.plain import ids, tokenizer
 from tests.engines.server import Server

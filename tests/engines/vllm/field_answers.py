@@ -44,7 +44,8 @@ def without(guard: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if guard:
             module, _, path = guard.partition(":")
-            owner, name = getattr(importlib.import_module(module), path.partition(".")[0]), path.partition(".")[2]
+            owner = getattr(importlib.import_module(module), path.partition(".")[0])
+            name = path.partition(".")[2]
             original = inspect.unwrap(getattr(owner, name))
             patch.setattr(owner, name, PERMIT.get(name, original))
         yield

@@ -22,6 +22,7 @@ def vllm_config(
         num_speculative_tokens=most,
         num_speculative_tokens_per_batch_size=lengths,
         enable_adaptive_verification=others.get("cuts", False),
+        max_num_new_slots_for_drafting=0,
         uses_dynamic_speculative_decoding=lambda: spec.num_speculative_tokens_per_batch_size is not None,
     )
     parallel = {"tensor_parallel_size": 1, "data_parallel_size": data_parallel}
@@ -31,8 +32,17 @@ def vllm_config(
         speculative_config=spec,
         diffusion_config=None,
         compilation_config=CompilationConfig(cudagraph_mode=others.get("mode", CUDAGraphMode.FULL_AND_PIECEWISE)),
-        model_config=SimpleNamespace(enforce_eager=False, is_moe=others.get("experts", False)),
-        scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs, max_num_batched_tokens=8192, async_scheduling=True),
+        model_config=SimpleNamespace(
+            enforce_eager=False, is_moe=others.get("experts", False), is_hybrid=False, is_attention_free=False
+        ),
+        scheduler_config=SimpleNamespace(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=8192,
+            max_num_scheduled_tokens=None,
+            long_prefill_token_threshold=0,
+            async_scheduling=True,
+        ),
+        reasoning_config=None,
         performance_mode="balanced",
         cache_config=SimpleNamespace(use_kda_recoverssm=False),
         parallel_config=SimpleNamespace(**parallel),
@@ -57,7 +67,8 @@ def dispatcher(monkeypatch: Any, found: Any) -> Any:
     monkeypatch.setattr(cudagraph_utils, "get_pp_group", lambda: first)
     monkeypatch.setattr(cudagraph_utils, "is_breakable_cudagraph_enabled", lambda: False)
     monkeypatch.setattr(cudagraph_utils, "current_platform", SimpleNamespace(get_global_graph_pool=lambda: None))
-    most, mode = found.num_speculative_tokens, found.compilation_config.cudagraph_mode
+    most = found.num_speculative_tokens
+    mode = found.compilation_config.cudagraph_mode
     manager = cudagraph_utils.CudaGraphManager(found, "cpu", mode, decode_query_len=most + 1)
     manager._graphs_captured = True
     return manager

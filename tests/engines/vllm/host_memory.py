@@ -42,7 +42,8 @@ class _Worker(OffloadingWorker):
         return True
 
     def get_finished(self) -> list[TransferResult]:
-        finished, self._stored = self._stored, []
+        finished = self._stored
+        self._stored = []
         for job_id, (steps, pairs) in list(self._loading.items()):
             if steps:
                 self._loading[job_id] = (steps - 1, pairs)

@@ -110,7 +110,9 @@ def drive(llm: Any, requests: list[dict[str, Any]], most_steps: int = 4000) -> d
 
     A request has "prompt" and optionally "id", "params" (see `generate`) and "at", the step before which it arrives.
     """
-    engine, outputs, step = llm.llm_engine, {}, 0
+    engine = llm.llm_engine
+    outputs = {}
+    step = 0
     waiting = [{"id": f"request-{i}", "at": 0, "params": {}, **given} for i, given in enumerate(requests)]
     while waiting or engine.has_unfinished_requests():
         for request in [r for r in waiting if r["at"] <= step]:

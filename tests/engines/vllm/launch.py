@@ -18,7 +18,9 @@ RECURRENT_CPU = ENGINES / "recurrent_cpu"
 VLLM_NAME = ROOT / ".ci" / "environments" / "vllm-name"
 
 # The general plug-ins of vLLM that may be named in VLLM_PLUGINS: ours, and what V2 and recurrent models need on a CPU.
-SPECPLUG, ON_CPU, RECURRENT = "specplug", "specplug_test_triton_cpu", "specplug_test_recurrent"
+SPECPLUG = "specplug"
+ON_CPU = "specplug_test_triton_cpu"
+RECURRENT = "specplug_test_recurrent"
 
 Runner = Literal["v1", "v2"]
 

@@ -12,12 +12,10 @@ from typing import Any
 from tests.engines.fields import Row
 from tests.engines.vllm.fields import ROWS
 
-CHAT, COMPLETION, RESPONSES, GENERATE = (
-    "openai.chat_completion.protocol.ChatCompletionRequest",
-    "openai.completion.protocol.CompletionRequest",
-    "openai.responses.protocol.ResponsesRequest",
-    "scale_out.token_in_token_out.protocol.GenerateRequest",
-)
+CHAT = "openai.chat_completion.protocol.ChatCompletionRequest"
+COMPLETION = "openai.completion.protocol.CompletionRequest"
+RESPONSES = "openai.responses.protocol.ResponsesRequest"
+GENERATE = "scale_out.token_in_token_out.protocol.GenerateRequest"
 NEEDED: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "x"}]},
     COMPLETION: {"prompt": "x"},

@@ -51,23 +51,23 @@ def answers(llm: Any, prompts: list[list[int]], params: list[Params]) -> list[An
 
 def counted(llm: Any, prompts: list[list[int]], params: list[Params]) -> dict[str, Any]:
     """Do as `answers`, and count meanwhile."""
-    stage = watching.drafting(llm).stage
-    before = stage.metrics.snapshot()
-    found = answers(llm, prompts, params)
-    return {"answers": found, **(stage.metrics.snapshot() - before).as_dict()}
+    with watching.counting(llm) as counts:
+        found = answers(llm, prompts, params)
+    return {"answers": found, **counts}
 
 
 def recorded(llm: Any, requests: Records, aborts: dict[str, list[Any]]) -> dict[str, Any]:
     """Do as `served.Served.recorded` says; see `watching.recording`."""
-    engine, stage = llm.llm_engine, watching.drafting(llm).stage
-    waiting, outputs, seen = list(requests), {}, dict[str, float]()
+    engine = llm.llm_engine
+    waiting = list(requests)
+    outputs = {}
+    seen = dict[str, float]()
 
     def is_there(after: list[Any]) -> bool:
         name, count = after
         return seen.get(name, 0) >= count
 
-    with watching.recording(llm) as records:
-        before = stage.metrics.snapshot()
+    with watching.recording(llm) as records, watching.counting(llm) as counts:
         while waiting or engine.has_unfinished_requests():
             for request in [one for one in waiting if "after" not in one or is_there(one["after"])]:
                 waiting.remove(request)
@@ -82,7 +82,6 @@ def recorded(llm: Any, requests: Records, aborts: dict[str, list[Any]]) -> dict[
             for output in engine.step():
                 outputs[output.request_id] = inside.described(output.outputs[0])
                 seen[output.request_id] = float("inf") if output.finished else len(output.outputs[0].token_ids)
-        counts = (stage.metrics.snapshot() - before).as_dict()
     finals = {one["id"]: [*one["prompt"], *outputs[one["id"]]["token_ids"]] for one in requests}
     wrong = wrong_texts(records, finals)
     return {"outputs": outputs, "records": records, "wrong": wrong, "left": _left(llm), "counts": counts}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.engines.plain import assert_greedy, greedy
 from tests.engines.vllm import inside
-from tests.engines.vllm.watching import drafting, plain_name, stage_takes_steps
+from tests.engines.vllm.watching import counting, drafting, plain_name, stage_takes_steps
 
 
 def recorded(llm: Any, requests: list[dict[str, Any]], gamma: int | None = None) -> dict[str, Any]:
@@ -24,15 +24,18 @@ def recorded(llm: Any, requests: list[dict[str, Any]], gamma: int | None = None)
     record: list[dict[str, Any]] = []
     if hasattr(scheduler, "step_planner"):
         scheduler.step_planner.control.set(num_speculative_tokens=gamma)
-    original, known = scheduler.schedule, {}
+    original = scheduler.schedule
+    known = {}
 
     def schedule(*args: Any, **kwargs: Any) -> Any:
         output = original(*args, **kwargs)
         for new in output.scheduled_new_reqs:
             known[new.req_id] = new.num_computed_tokens
-        drafts, prefill = {}, {}
+        drafts = {}
+        prefill = {}
         for request_id, count in output.num_scheduled_tokens.items():
-            name, length = plain_name(request_id), scheduler.requests[request_id].num_prompt_tokens
+            name = plain_name(request_id)
+            length = scheduler.requests[request_id].num_prompt_tokens
             drafts[name] = len(output.scheduled_spec_decode_tokens.get(request_id, ()))
             if known[request_id] < length:
                 prefill[name] = min(count - drafts[name], length - known[request_id])
@@ -55,11 +58,12 @@ def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True) -> dict[str
         "verified", per step and row that emitted anything what specplug was told and what it had proposed
         (name, engine's count, proposed); and the counts of `SpecMetrics` meanwhile.
     """
-    worker, runner = drafting(llm), inside.runner(llm)
-    reported, admitted = [], []
-    metrics = worker.stage.metrics
-    before = metrics.snapshot()
-    begin_step, observe = worker.begin_step, worker.stage.observe
+    worker = drafting(llm)
+    runner = inside.runner(llm)
+    reported = []
+    admitted = []
+    begin_step = worker.begin_step
+    observe = worker.stage.observe
     manager = runner.adaptive_verification
     reallocate_drafts = manager.reallocate_drafts
 
@@ -81,13 +85,13 @@ def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True) -> dict[str
         begin_step(scheduler_output)
         worker.plan = replace(worker.plan, token_budget=None)
 
-    with stage_takes_steps(llm), pytest.MonkeyPatch.context() as patch:
+    with stage_takes_steps(llm), counting(llm) as counts, pytest.MonkeyPatch.context() as patch:
         patch.setattr(manager, "reallocate_drafts", noting_reallocate_drafts)
         patch.setattr(worker.stage, "observe", noting_observe)
         if not trim:
             patch.setattr(worker, "begin_step", begin_step_without_trim)
         found = recorded(llm, requests)
-    return {**found, "admitted": admitted, "verified": reported, **(metrics.snapshot() - before).as_dict()}
+    return {**found, "admitted": admitted, "verified": reported, **counts}
 
 
 # -- in the test's process -------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from tests.engines.suites.features import assert_same
 from tests.engines.vllm import graphs, inside, steps
 from tests.engines.vllm.steps import assert_greedy_texts
 
-BUDGET, DRAFT_LENGTH = 5, 6
+BUDGET = 5
+DRAFT_LENGTH = 6
 
 
 def launch(engine, budget=None, policy="fixed", draft_ranks="first", **given):
@@ -69,7 +70,8 @@ def test_what_was_verified_is_what_the_engine_admitted_and_answers_are_as_withou
         assert all(count <= scheduled[name] for name, count in admitted.items())
         assert {name: count for name, (count, _) in rows.items()} == {name: admitted[name] for name in rows}
     assert any(len(set(admitted.values())) > 2 for admitted in run["admitted"])
-    rows, total = [row for step in run["verified"] for row in step.values()], run["total"]
+    rows = [row for step in run["verified"] for row in step.values()]
+    total = run["total"]
     assert total["accepted"] > 10
     assert total["proposed"] == sum(proposed for _, proposed in rows)
     assert total["verified"] == sum(min(row) for row in rows) > 0
@@ -88,7 +90,8 @@ def test_without_a_budget_everything_is_verified(learning):
 def cut_by_nothing(llm, requests):
     """Run requests by plans with neither a budget nor costs, from which the policy learns nothing."""
     planner = inside.scheduler(llm).step_planner.stage._planner
-    planner.plan, planner.observe = lambda _: StepPlan(DRAFT_LENGTH), lambda _: None
+    planner.plan = lambda _: StepPlan(DRAFT_LENGTH)
+    planner.observe = lambda _: None
     try:
         return steps.cut(llm, requests)
     finally:
@@ -112,10 +115,13 @@ def test_the_planner_starts_from_what_vllm_profiles(learning):
 
 def profiled(llm, requests, sizes):
     """Let vLLM profile as it does once graphs of `sizes` are captured, then serve; return what the planner received."""
-    runner, stage = inside.runner(llm), inside.scheduler(llm).step_planner.stage
-    planner, manager = stage._planner, runner.adaptive_verification
+    runner = inside.runner(llm)
+    stage = inside.scheduler(llm).step_planner.stage
+    planner = stage._planner
+    manager = runner.adaptive_verification
     found = {"basis": [planner._costs.basis]}
-    most, manager.req_states.max_num_batched_tokens = manager.req_states.max_num_batched_tokens, 64
+    most = manager.req_states.max_num_batched_tokens
+    manager.req_states.max_num_batched_tokens = 64
     with timed_on_the_host(), runner.step_timing.collect() as samples:
         for batch in manager.batches_to_profile(sizes):
             runner._dummy_run(**batch)
@@ -195,7 +201,7 @@ def test_a_step_without_drafts_is_not_stated_to_verify_those_of_the_step_before(
 
     manager = object.__new__(BudgetManager)
     manager.admitted = 3
-    assert [manager.taken() for _ in range(2)] == [(3, ()), (0, ())]
+    assert [manager.take_counts() for _ in range(2)] == [(3, ()), (0, ())]
 
 
 @pytest.mark.parametrize("mode", ["NONE", "FULL_AND_PIECEWISE"])

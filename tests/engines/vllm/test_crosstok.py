@@ -97,7 +97,8 @@ def test_a_step_on_the_device_waits_for_nothing(kind: str, paired: Engine) -> No
 def steady(llm: Any, requested: list[list[int]]) -> dict[str, Any]:
     """Watch steady steps inside the engine's process."""
     proposer = inside.runner(llm).speculator.drafting.stage.runners[0].handle.proposer
-    taken, per_step = crosstok.by_one_graph_each(proposer._step), []
+    taken = crosstok.by_one_graph_each(proposer._step)
+    per_step = []
     propose = proposer.propose
 
     def counting(*args: Any) -> None:

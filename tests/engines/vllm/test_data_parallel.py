@@ -14,8 +14,9 @@ from specplug.types.caps import DraftLengthChange
 from specplug.types.step import StepPlan
 from specplug_vllm import seams
 from specplug_vllm.config import engine_caps
-from specplug_vllm.scheduler.planned import PlanningMixin
-from specplug_vllm.scheduler.scheduler import _EngineDrafts
+from specplug_vllm.requests import DraftRules
+from specplug_vllm.scheduler.row_lengths import RowLengths
+from specplug_vllm.scheduler.scheduler import PlanningMixin
 from tests.engines.plain import assert_greedy, greedy, prompts
 from tests.engines.server import Server
 from tests.engines.vllm.graphs import vllm_config
@@ -37,7 +38,8 @@ def agrees(request, monkeypatch):
 
 
 def test_the_draft_length_is_fixed_but_0_where_no_rank_waits_for_drafts(agrees):
-    own, engines = engine_caps(launch()), engine_caps(launch("mtp"))
+    own = engine_caps(launch())
+    engines = engine_caps(launch("mtp"))
     assert own.draft_length_change is engines.draft_length_change is DraftLengthChange.FIXED
     assert own.captured_draft_lengths == (0, LONGEST)
     assert engines.captured_draft_lengths == ((0, LONGEST) if agrees else ())
@@ -56,10 +58,11 @@ class Scheduled:
         self.expected = scheduler_output.num_spec_tokens_to_schedule
 
 
-class Asking(_EngineDrafts, Scheduled):
+class Asking(PlanningMixin, Scheduled):
     """The schedulers' own logic, with plans that are stated."""
 
-    def __init__(self, caps, plan, asks):
+    def __init__(self, config, plan, asks):
+        caps = engine_caps(config)
         self.step_planner = SimpleNamespace(
             caps=caps,
             plan=plan,
@@ -67,13 +70,15 @@ class Asking(_EngineDrafts, Scheduled):
             forget=lambda names: None,
             make=lambda *_: plan,
         )
-        self.running, self.waiting, self._sized = [], [], None
-        self._may_narrow, self._pads, self._takes_length, self._asks_ranks = False, False, True, asks
+        self.running = []
+        self.counts = object()
+        self._asks_ranks = asks
+        self._lengths = RowLengths(config, caps, DraftRules(config))
 
 
 @pytest.mark.parametrize("length", [0, 3, LONGEST])
 def test_a_plan_without_drafts_asks_the_other_ranks_to_skip_them(agrees, length):
-    scheduler = Asking(engine_caps(launch("mtp")), StepPlan(length), agrees)
+    scheduler = Asking(launch("mtp"), StepPlan(length), agrees)
     output = SimpleNamespace(
         num_scheduled_tokens={}, finished_req_ids=(), scheduled_new_reqs=(), num_spec_tokens_to_schedule=None
     )
@@ -86,8 +91,9 @@ def test_a_plan_without_drafts_asks_the_other_ranks_to_skip_them(agrees, length)
 
 @pytest.mark.parametrize(("length", "expected"), [(0, 0), (3, LONGEST), (LONGEST, LONGEST)])
 def test_specplugs_proposers_draft_as_far_as_the_other_ranks_or_not_at_all(length, expected):
-    scheduler = SimpleNamespace(_may_narrow=False, step_planner=SimpleNamespace(caps=engine_caps(launch())))
-    assert PlanningMixin._length_for(scheduler, StepPlan(length)) == expected
+    lengths = RowLengths(launch(), engine_caps(launch()), DraftRules(launch()))
+    lengths.follow(StepPlan(length), running=[])
+    assert lengths.length == expected
 
 
 # -- servers -----------------------------------------------------------------------------------------------------------

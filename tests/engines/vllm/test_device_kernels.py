@@ -111,7 +111,8 @@ def test_the_engines_drafter_drafts_one_token_while_its_tokens_are_not_in_the_dr
 
 def repeating(engines: list[Engine], steps: int) -> list[list[DraftOutputs]]:
     """Take steps of two requests whose texts repeat themselves, and of one that ends; return their drafts."""
-    found, length = [], {"a": 18, "b": 11, "gone": 7}
+    found = []
+    length = {"a": 18, "b": 11, "gone": 7}
     for engine in engines:
         for slot, (name, count) in enumerate(length.items()):
             engine.start(name, 2 - slot, [k % (3 + slot % 2) for k in range(count)])

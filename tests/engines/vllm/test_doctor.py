@@ -6,27 +6,32 @@ import json
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specplug.errors import EngineError
-from specplug.operator.launches import MARK, Launch
-from specplug_vllm.doctor import COMMAND
 from tests.engines.vllm.launch import configuration
 
+SPECPLUG = Path(sys.executable).parent / "specplug"
 NGRAM = {"proposer": "ngram", "policy": "fixed", "mode": "off"}
 
 
 REQUESTED = """
-import json, sys
-from specplug.operator.launches import tell
-from specplug_vllm.doctor import resolved_launch
-for arguments in json.loads(sys.argv[1]):
-    if arguments[0] == "BESIDE":
-        sys.path.append(arguments[1])
-        arguments = arguments[2:]
-    tell(resolved_launch, json.dumps(arguments))
+import dataclasses, json, shlex, sys
+from specplug.errors import SpecplugError
+from specplug_vllm.doctor import COMMAND
+found = []
+for words in json.loads(sys.argv[1]):
+    if words[0] == "BESIDE":
+        sys.path.append(words[1])
+        words = words[2:]
+    try:
+        launch = COMMAND.launch(shlex.join(["vllm", "serve", *words]))
+        found.append(None if launch is None else dataclasses.asdict(launch))
+    except SpecplugError as error:
+        found.append(str(error))
+print(json.dumps(found))
 """
 
 PLAIN = configuration("v1").flags()
@@ -55,6 +60,7 @@ CASES: dict[str, list[str]] = {
     "logits processor": ["BESIDE", "FOLDER", *PLAIN, *DOTTED],
     "dispensable logits processor": [*PLAIN, *DOTTED, "--additional-config", DISPENSABLE],
     "unknown flag": [*PLAIN, *DOTTED, "--no-such-flag"],
+    "no draft model": [*PLAIN, "--additional-config.specplug.proposer", "crosstok"],
 }
 
 
@@ -62,8 +68,7 @@ CASES: dict[str, list[str]] = {
 def answers(tmp_path_factory) -> dict[str, Any]:
     """vLLM's answer to each of `CASES`, from one process, because importing vLLM takes most of the time.
 
-    A logits processor stays installed from its first case on.  A flag that vLLM does not know ends the process, and so
-    comes last.
+    A logits processor stays installed from its first case on.
     """
     file = tmp_path_factory.mktemp("launch") / "server.yaml"
     file.write_text(CONFIG_FILE)
@@ -76,9 +81,8 @@ def answers(tmp_path_factory) -> dict[str, Any]:
     command = [sys.executable, "-c", REQUESTED, json.dumps(lines)]
     variables = configuration("v1").variables()
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=variables)
-    reported = [json.loads(line.removeprefix(MARK)) for line in done.stdout.splitlines() if line.startswith(MARK)]
-    assert len(reported) == len(CASES) - 1, done.stdout + done.stderr
-    return dict(zip(CASES, [*reported, done.stderr.strip().splitlines()[-1]], strict=True))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dict(zip(CASES, json.loads(done.stdout), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -86,9 +90,9 @@ def answers(tmp_path_factory) -> dict[str, Any]:
     [("one flag", 15), ("one flag and a length", 5), ("dotted", 8), ("underscores", 8), ("file", 6)],
 )
 def test_a_line_is_read_by_vllms_own_parser(answers, case, draft_length):
-    found = Launch.from_plain(answers[case])
-    assert f"up to {draft_length} draft tokens" in found.line
-    assert found.settings["mode"] == "off"
+    found = answers[case]
+    assert f"up to {draft_length} draft tokens" in found["line"]
+    assert found["settings"]["mode"] == "off"
 
 
 def test_a_line_without_specplug_is_not_looked_into(answers):
@@ -104,6 +108,7 @@ def test_a_line_without_specplug_is_not_looked_into(answers):
         ("logits processor", ["loads no logits processors", "'acme-filter' of the package acme-filters"]),
         ("logits processor of the launch", ["loads no logits processors", "acme:Filter of --logits-processors"]),
         ("unknown flag", ["error: unrecognized arguments: --no-such-flag"]),
+        ("no draft model", ["proposer 'crosstok': no draft model is named"]),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(answers, case, parts):
@@ -116,19 +121,29 @@ def test_a_logits_processor_is_dropped_only_by_name(answers):
 
 
 @pytest.mark.slow  # a process of its own; tests/adapters/test_doctor.py has the variable
-def test_a_line_that_keeps_specplug_out_is_refused(monkeypatch):
-    for name, value in configuration("v1").variables().items():
-        monkeypatch.setenv(name, value)
+def test_a_line_that_keeps_specplug_out_is_refused():
     line = shlex.join(["vllm", "serve", *PLAIN, *DOTTED])
-    with pytest.raises(EngineError, match=r"vLLM has not loaded specplug.*VLLM_PLUGINS='other'"):
-        COMMAND.ask(f"VLLM_PLUGINS=other {line}")
+    command = [SPECPLUG, "doctor", "--json", "--launch", f"VLLM_PLUGINS=other {line}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=configuration("v1").variables())
+    (check,) = json.loads(done.stdout)["checks"]
+    assert (done.returncode, check["status"]) == (1, "fail")
+    assert "vLLM has not loaded specplug" in check["summary"]
+    assert "VLLM_PLUGINS='other'" in check["summary"]
 
 
-def test_a_mistake_ends_the_server_with_one_message_before_anything_is_loaded():
-    config = configuration("v1", {"propser": "ngram"})
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"propser": "ngram"}, "unknown setting 'propser'; found 'ngram'. Did you mean 'proposer'?"),
+        ({"proposer": "crosstok"}, "no draft model is named"),
+    ],
+)
+def test_a_mistake_ends_the_server_with_one_message_before_anything_is_loaded(settings, message):
+    config = configuration("v1", settings)
     done = subprocess.run(config.command(1), capture_output=True, text=True, timeout=900, env=config.variables())
     assert done.returncode == 1
     stated = done.stderr + done.stdout
     assert "Traceback" not in stated
-    assert done.stderr.count("unknown setting 'propser'; found 'ngram'. Did you mean 'proposer'?") == 1
+    assert done.stderr.count(message) == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("error: ")
     assert "EngineCore" not in stated

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from specplug_vllm.scheduler.planned import placeholders_that_fit
+from specplug_vllm.scheduler.row_lengths import fit_placeholders
 from tests.engines.plain import prompts
 from tests.engines.vllm import graphs, steps, watching
 from tests.engines.vllm.referee import RUNNERS
 from tests.engines.vllm.steps import assert_greedy_texts
 
-DRAFT_LENGTHS, CAPS = (0, 1, 3, 8, 2), (None, 1, 6)  # by step; by request, in turn
+DRAFT_LENGTHS = (0, 1, 3, 8, 2)  # by step, in turn
+CAPS = (None, 1, 6)  # by request, in turn
 
 
 def requests(count, tokens=32, apart=2, **params):
@@ -79,7 +80,8 @@ def test_draft_lengths_are_fitted_to_the_ladder_that_the_launch_names(captured):
 
 
 def test_capped_requests_cost_no_step_its_full_graph(captured, monkeypatch):
-    requested, gammas = requests(3, tokens=24, apart=1), {"0": 2, "1": 8, "2": 0}
+    requested = requests(3, tokens=24, apart=1)
+    gammas = {"0": 2, "1": 8, "2": 0}
     for request in requested:
         request["params"]["extra_args"] = {"specplug": {"num_speculative_tokens": gammas[request["id"]]}}
     run = captured.call(recorded_and_watched, requests=requested)
@@ -131,7 +133,7 @@ def test_padding_fits_a_prompts_chunk_and_a_steps_budget(chunk, batched, schedul
     limits = SimpleNamespace(
         long_prefill_token_threshold=chunk, max_num_batched_tokens=batched, max_num_scheduled_tokens=scheduled
     )
-    assert placeholders_that_fit(limits, reserved) == expected
+    assert fit_placeholders(limits, reserved) == expected
 
 
 def cached_but_for_one_token(llm, gamma):

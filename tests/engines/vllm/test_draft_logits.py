@@ -10,12 +10,14 @@ from torch import Tensor
 
 from specplug.types.caps import Distribution
 from specplug.types.step import Draft
-from specplug_vllm.worker.extended_v1 import ExtendedProposer, widened
-from specplug_vllm.worker.extended_v2 import state_one_hot
-from specplug_vllm.worker.v2_device import UNLIKELY
-from specplug_vllm.worker.v2_device import write_logits as write
+from specplug_vllm.worker.extended_v1 import ExtendedProposer, extend_probs
+from specplug_vllm.worker.extended_v2 import write_one_hot
+from specplug_vllm.worker.stage_steps import UNLIKELY
+from specplug_vllm.worker.stage_steps import write_logits as write
 
-SLOTS, LONGEST, VOCAB = 7, 5, 300
+SLOTS = 7
+LONGEST = 5
+VOCAB = 300
 
 
 def reference(draft: Draft, temperature: Tensor, token_ids: Tensor) -> Tensor:
@@ -71,14 +73,17 @@ def test_it_is_the_plain_distribution_and_other_slots_keep_theirs(draft_length, 
 @pytest.mark.parametrize("seed", range(10))
 def test_after_vllms_drafter_its_own_tokens_keep_their_logits(seed):
     torch.manual_seed(seed)
-    slots, temperature, ids = torch.randperm(SLOTS)[:4], torch.rand(SLOTS) * 3, torch.randint(0, VOCAB, (4, LONGEST))
-    logits, from_engine = torch.randn(SLOTS, LONGEST, VOCAB), torch.randint(0, LONGEST + 1, (4,), dtype=torch.int32)
+    slots = torch.randperm(SLOTS)[:4]
+    temperature = torch.rand(SLOTS) * 3
+    ids = torch.randint(0, VOCAB, (4, LONGEST))
+    logits = torch.randn(SLOTS, LONGEST, VOCAB)
+    from_engine = torch.randint(0, LONGEST + 1, (4,), dtype=torch.int32)
     expected = logits.clone()
     for row, slot in enumerate(slots.tolist()):
         for place in range(int(from_engine[row]), LONGEST):
             expected[slot, place] = UNLIKELY * max(1.0, float(temperature[slot]))
             expected[slot, place, ids[row, place]] = 0.0
-    state_one_hot(logits, slots, ids, from_engine, temperature)
+    write_one_hot(logits, slots, ids, from_engine, temperature)
     torch.testing.assert_close(logits, expected, rtol=0, atol=0)
 
 
@@ -86,11 +91,12 @@ def test_after_vllms_drafter_its_own_tokens_keep_their_logits(seed):
 def test_after_vllms_drafter_its_own_tokens_keep_their_probabilities(seed):
     torch.manual_seed(seed)
     own = int(torch.randint(1, LONGEST, ()))
-    probs, lengths = torch.rand(4, own, VOCAB), torch.randint(0, LONGEST + 1, (4,)).tolist()
+    probs = torch.rand(4, own, VOCAB)
+    lengths = torch.randint(0, LONGEST + 1, (4,)).tolist()
     lengths[seed % 4] = LONGEST
     drafts = [torch.randint(0, VOCAB, (count,)).tolist() for count in lengths]
     from_engine = [min(own, count) if torch.rand(()) < 0.7 else 0 for count in lengths]
-    found = widened(probs, drafts, from_engine)
+    found = extend_probs(probs, drafts, from_engine)
     assert found.shape == (4, LONGEST, VOCAB)
     for row, ids in enumerate(drafts):
         for place, token in enumerate(ids):

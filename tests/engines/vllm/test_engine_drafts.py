@@ -19,7 +19,8 @@ from tests.engines.vllm.referee import RUNNERS
 from tests.engines.vllm.steps import assert_greedy_texts
 from tests.engines.vllm.test_draft_lengths import requests
 
-LONGEST, DRAFT_LENGTHS = 5, (0, 1, 3, 5, 0, 0, 2)
+LONGEST = 5
+DRAFT_LENGTHS = (0, 1, 3, 5, 0, 0, 2)
 DRAFT_MODEL = {"method": "draft_model", "model": str(TINY), "num_speculative_tokens": LONGEST}
 
 
@@ -131,7 +132,8 @@ def passes_by_step(llm):
     """Count the passes of the draft model in each step that calls vLLM's drafter."""
     runner = inside.runner(llm)
     drafter = getattr(runner, "speculator", None) or runner.drafter
-    passes, propose = [], drafter.propose
+    passes = []
+    propose = drafter.propose
 
     def proposing(*args, **kwargs):
         passes.append(0)
@@ -167,7 +169,9 @@ def drafted_anew(llm, requests):
 @contextmanager
 def _drafts(llm):
     """Record (text, draft): on V1 as the scheduler gets them, on V2 in the runner, which keeps them on the device."""
-    drafted, scheduler, runner = [], inside.scheduler(llm), inside.runner(llm)
+    drafted = []
+    scheduler = inside.scheduler(llm)
+    runner = inside.runner(llm)
     owner = getattr(runner, "draft_tokens_handler", None) or scheduler
     name = "update_draft_token_ids" if owner is scheduler else "set_draft_tokens"
     original = getattr(owner, name)

@@ -11,8 +11,9 @@ import pytest
 
 from specplug.errors import EngineError, SettingsError
 from specplug.settings import Settings
-from specplug_vllm.config import engine_method, engine_tokens, extended_method, refuse_unsupported, resolved
+from specplug_vllm.config import drafter_of, engine_tokens, resolve_settings, use_of
 from specplug_vllm.startup.engine_config import _schedule_synchronously as schedule_synchronously
+from specplug_vllm.startup.refusals import refuse_unsupported
 from tests.engines.launch import TINY
 from tests.engines.server import Server
 from tests.engines.suites.operations import ACCEPTED, ON, ask, complete, scraped, value
@@ -51,7 +52,8 @@ def test_status_and_metrics_name_the_drafter_and_count_its_drafts(server):
 
 
 def test_the_operator_and_requests_limit_drafts_without_loss(server):
-    plain, limited = complete(server)["choices"][0]["text"], {"specplug_num_speculative_tokens": 2}
+    plain = complete(server)["choices"][0]["text"]
+    limited = {"specplug_num_speculative_tokens": 2}
     for order, fields, most in (
         ({"mode": "off"}, {}, 0),
         ({**ON, "num_speculative_tokens": 2}, {}, 2),
@@ -103,8 +105,8 @@ def hybrid(method: str = "eagle", lookup: str = "ngram", model_tokens: int = 3, 
 
 
 def test_without_a_section_of_settings_vllms_drafter_is_left_alone():
-    assert resolved(config()) is None
-    found = resolved(config(section={}))
+    assert resolve_settings(config()) is None
+    found = resolve_settings(config(section={}))
     assert found is not None
     assert found.settings.drafts_in_engine
 
@@ -135,7 +137,7 @@ def test_without_a_section_of_settings_vllms_drafter_is_left_alone():
 )
 def test_what_vllms_drafter_would_not_follow_is_refused(given, message):
     def checked() -> None:
-        resolved(given)
+        resolve_settings(given)
         refuse_unsupported(given)
 
     with pytest.raises((EngineError, SettingsError), match=message):
@@ -143,11 +145,11 @@ def test_what_vllms_drafter_would_not_follow_is_refused(given, message):
 
 
 def test_lookup_after_vllms_drafter_has_that_ones_name_and_settings():
-    found = resolved(hybrid(lookup="retrieval", model_tokens=2))
+    found = resolve_settings(hybrid(lookup="retrieval", model_tokens=2))
     assert found is not None
     assert (found.settings.proposer, engine_tokens(hybrid(model_tokens=2))) == ("retrieval", 2)
-    assert (extended_method(hybrid()), engine_method(hybrid())) == ("eagle", None)
-    assert (extended_method(config(section={})), engine_tokens(config(section={}))) == (None, 0)
+    assert (use_of(hybrid()), drafter_of(hybrid())) == ("hybrid", "eagle")
+    assert (use_of(config(section={})), engine_tokens(config(section={}))) == ("engine", 0)
     refuse_unsupported(hybrid(ranks=2, draft_sample_method="greedy"))
 
 

@@ -38,7 +38,8 @@ def finish_weight_transfer(llm: Any, is_draft: bool) -> None:
     """End a weight transfer; its transport, which needs a GPU, does nothing here."""
     worker = inside.core(llm).model_executor.driver_worker.worker
     transport = SimpleNamespace(finish_weight_update=lambda: None, reset_weight_update_target=lambda: None)
-    worker.weight_transfer_engine, worker._weight_update_active = transport, True
+    worker.weight_transfer_engine = transport
+    worker._weight_update_active = True
     worker._weight_update_is_draft = is_draft
     llm.collective_rpc("finish_weight_update")
 

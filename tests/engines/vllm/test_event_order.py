@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from specplug.steps.device_steps import DeviceSteps
 from tests.engines.plain import assert_greedy, greedy, prompts
 from tests.engines.vllm import inside, watching
 from tests.engines.vllm.conftest import NGRAM
@@ -45,7 +46,8 @@ def test_no_step_has_a_row_whose_request_has_ended_or_not_begun(engine):
                 assert held[slot] == generation
             elif kind in ("started", "resumed"):
                 assert slot not in held
-                held[slot], reused = generation, reused + (generation > 1)
+                held[slot] = generation
+                reused = reused + (generation > 1)
             else:
                 assert held.pop(slot) == generation
     assert (held, reused > 4) == ({}, True)
@@ -58,8 +60,10 @@ def noted(llm: Any, requested: list[list[int]], aborted: list[int]) -> dict[str,
     A call is the kind of an event, or "step", with its slots and their generations.
     """
     stage = watching.drafting(llm).stage
-    proposer, runner = stage.runners[0].handle.proposer, inside.runner(llm)
-    on_event, step = proposer.on_event, proposer.step
+    proposer = stage.runners[0].handle.proposer
+    runner = inside.runner(llm)
+    on_event = proposer.on_event
+    step = proposer.step
     calls: list[tuple[str, list[tuple[int, int]]]] = []
     threads: set[int] = set()
 
@@ -74,8 +78,10 @@ def noted(llm: Any, requested: list[list[int]], aborted: list[int]) -> dict[str,
         calls.append(("step", list(zip(batch.slots.tolist(), batch.generations.tolist(), strict=True))))
         step(batch, *args)
 
-    before, outputs, steps = watching.snapshot(llm)["total"]["accepted"], {}, 0
-    assert runner.speculator._on_device.steps is not None
+    before = watching.snapshot(llm)["total"]["accepted"]
+    outputs = {}
+    steps = 0
+    assert isinstance(runner.speculator.steps, DeviceSteps)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(proposer, "on_event", event)
         patch.setattr(proposer, "step", stepping)

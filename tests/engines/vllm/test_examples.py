@@ -10,7 +10,8 @@ from tests.engines.vllm.launch import configuration
 
 
 class TestExamples(ExamplesSuite):
-    engine, address = "vllm", "http://localhost:8000"
+    engine = "vllm"
+    address = "http://localhost:8000"
     environment = configuration("v1", in_process=False).variables()
 
     @pytest.fixture(scope="class")

@@ -49,7 +49,7 @@ def serve(trace: Path, tmp_path: Path) -> Callable[..., TestClient]:
         routes.attach(app)
         settings = load_settings({"trace": {"path": str(trace)}, "tenants": tenants or {}}, env={}).settings
         app.state.specplug = SimpleNamespace(explainer=Explainer(settings, None))
-        app.state.specplug_access = routes.Access(Operators(environment={KEY_VARIABLE: operator}), keys)
+        app.state.specplug_access = Operators(environment={KEY_VARIABLE: operator}, api_keys=keys)
         return TestClient(app, "http://localhost", client=peer)
 
     return served

@@ -22,10 +22,13 @@ from tests.engines.vllm.test_draft_lengths import requests
 from tests.engines.vllm.test_engine_drafts import assert_drafted_as_anew, passes_by_step
 from tests.engines.vllm.test_no_sync import GIVEN, steady_steps
 
-LONGEST, MODEL_TOKENS = 7, 3
-DRAFT_LENGTHS, CAPS = (7, 2, 5, 0, 7, 1, 0, 3, 6), (None, 5)  # by step; by request, in turn
+LONGEST = 7
+MODEL_TOKENS = 3
+DRAFT_LENGTHS = (7, 2, 5, 0, 7, 1, 0, 3, 6)  # by step, in turn
+CAPS = (None, 5)  # by request, in turn
 DRAFT_MODEL = {"method": "draft_model", "model": str(TINY), "num_speculative_tokens": LONGEST}
-ENGINE, REFERENCE = "ngram/engine", "ngram/reference"
+ENGINE = "ngram/engine"
+REFERENCE = "ngram/reference"
 
 
 def extended(engine: Any, kind: str, drafter: dict[str, Any], **more: Any) -> Any:
@@ -61,11 +64,9 @@ def test_a_draft_models_cache_stays_in_step_and_lookup_goes_on(server):
 
 def recorded(llm: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
     """Do as `steps.recorded`, and return further the "counts" by source and the "passes" of the draft model by step."""
-    metrics = watching.drafting(llm).stage.metrics
-    before = metrics.snapshot()
-    with passes_by_step(llm) as passes:
+    with passes_by_step(llm) as passes, watching.counting(llm) as counts:
         run = steps.recorded(llm, requests)
-    return {**run, "passes": passes, "counts": (metrics.snapshot() - before).as_dict()["by_source"]}
+    return {**run, "passes": passes, "counts": counts["by_source"]}
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])
@@ -99,12 +100,14 @@ def engine_drafts_anew(llm: Any, requests: list[dict[str, Any]]) -> list[tuple[l
 def _engine_drafts(llm: Any) -> Iterator[list[tuple[list[int], list[int]]]]:
     """Let the drafter draft all its tokens, and record (text, draft) of these, as specplug receives them."""
     drafted: list[tuple[list[int], list[int]]] = []
-    runner, ours = inside.runner(llm), watching.drafter(llm)
+    runner = inside.runner(llm)
+    ours = watching.drafter(llm)
     owner, name = (runner.speculator, "propose") if hasattr(runner, "speculator") else (ours, "extend")
     original = getattr(owner, name)
 
     def extend(runner: Any, output: Any) -> None:
-        newest, batch = ours._newest, runner.input_batch
+        newest = ours._newest
+        batch = runner.input_batch
         original(runner, output)
         rows, count = (0, 0) if newest is None else newest.shape
         for row, ids in enumerate(ours._engine_ids[:rows, :count].tolist()):
@@ -112,7 +115,8 @@ def _engine_drafts(llm: Any) -> Iterator[list[tuple[list[int], list[int]]]]:
 
     def propose(batch: Any, *args: Any, num_speculative_tokens: int, **kwargs: Any) -> Any:
         found = original(batch, *args, num_speculative_tokens=num_speculative_tokens, **kwargs)
-        states, count = runner.req_states, min(num_speculative_tokens, MODEL_TOKENS)
+        states = runner.req_states
+        count = min(num_speculative_tokens, MODEL_TOKENS)
         for slot, ids in zip(batch.idx_mapping.tolist(), ours._drafted[:, :count].tolist(), strict=False):
             length = int(states.total_len.gpu[slot])
             drafted.append((states.all_token_ids.gpu[slot, :length].tolist(), ids))
@@ -123,7 +127,7 @@ def _engine_drafts(llm: Any) -> Iterator[list[tuple[list[int], list[int]]]]:
         if name == "extend":
             patch.setattr(ours, "_wanted", lambda: MODEL_TOKENS)
         else:
-            patch.setattr(ours._on_device, "engine_tokens", lambda: MODEL_TOKENS)
+            patch.setattr(ours.steps, "engine_tokens", lambda: MODEL_TOKENS)
         yield drafted
 
 
@@ -165,7 +169,8 @@ def test_a_grammars_text_is_that_without_drafts(server):
         return server.call(watching.counted, prompts=[list(PROMPT)] * 2, params=params)
 
     plain = counted(enabled=False)["result"]
-    own, looked_up = counted(store=False), counted(references=[{"token_ids": plain[0]["token_ids"]}])
+    own = counted(store=False)
+    looked_up = counted(references=[{"token_ids": plain[0]["token_ids"]}])
     assert own["result"] == looked_up["result"] == plain
     assert looked_up["by_source"][REFERENCE]["accepted"] > 0
 

@@ -19,11 +19,12 @@ from tests.engines.engines import Engine
 from tests.engines.toy import PAIRS, PROMPT, VOCAB, by_frequency, model, p_value
 from tests.engines.vllm import watching
 from tests.engines.vllm.referee import RUNNERS, fields
-from tests.engines.vllm.test_sampling import sample, toy
+from tests.engines.vllm.test_sampling import toy
 
 __all__ = ["toy"]
 
-DRAFT_LENGTH, MODEL_TOKENS = 4, 2
+DRAFT_LENGTH = 4
+MODEL_TOKENS = 2
 ANSWERS = {"v1": 512, "v2": 24}
 """How many answers of `PAIRS` pairs each are sampled."""
 
@@ -31,7 +32,8 @@ ANSWERS = {"v1": 512, "v2": 24}
 @pytest.fixture(scope="session")
 def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another model than the target, not too far from it."""
-    path, other = tmp_path_factory.mktemp("toy-drafter"), copy.deepcopy(model())
+    path = tmp_path_factory.mktemp("toy-drafter")
+    other = copy.deepcopy(model())
     torch.manual_seed(5)
     with torch.no_grad():
         other.lm_head.weight += 0.25 * torch.randn_like(other.lm_head.weight)
@@ -66,9 +68,9 @@ def sampled(server: Engine, kind: str) -> tuple[float, dict[str, Any]]:
     references = [[{"token_ids": [token] * 2 * PAIRS}] for token in likely] + [[]]
     ways = [fields(references=given, store=False) for given in references]
     requested = [{**common, **ways[index % 4]} for index in range(ANSWERS[kind])]
-    found = server.call(sample, prompt=PROMPT, requested=requested)
+    found = server.call(watching.counted, prompts=[list(PROMPT)] * len(requested), params=requested)
     assert not found["faults"]
-    return p_value(found["answers"]), found["by_source"]
+    return p_value([answer["token_ids"] for answer in found["result"]]), found["by_source"]
 
 
 SHIFTED = "shifted by one position"
@@ -105,7 +107,7 @@ def plant(llm: Any, mistake: str | None) -> None:
     from specplug_vllm.worker import extended_v1, extended_v2
 
     module, name = (
-        (extended_v2, "state_one_hot") if hasattr(watching.runner(llm), "speculator") else (extended_v1, "widened")
+        (extended_v2, "write_one_hot") if hasattr(watching.runner(llm), "speculator") else (extended_v1, "extend_probs")
     )
     right = vars(module).setdefault("right", getattr(module, name))
 
@@ -123,5 +125,5 @@ def plant(llm: Any, mistake: str | None) -> None:
         else:
             logits[slots, MODEL_TOKENS:] = 0.0
 
-    wrong = {"state_one_hot": of_v2, "widened": of_v1}
+    wrong = {"write_one_hot": of_v2, "extend_probs": of_v1}
     setattr(module, name, right if mistake is None else wrong[name])

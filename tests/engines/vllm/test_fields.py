@@ -66,7 +66,9 @@ class Trial:
     """Runs cases on both engines."""
 
     def __init__(self, control: Engine, drafted: Engine, at_once: int) -> None:
-        self.control, self.drafted, self.at_once = control, drafted, at_once
+        self.control = control
+        self.drafted = drafted
+        self.at_once = at_once
         self.runs = 0
         self.known: dict[str, dict[str, Any]] = {}  # the control's answers by request
 
@@ -91,7 +93,8 @@ class Trial:
     def plain(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the control's answers; equal requests are answered once, and as many at once as the engine takes."""
         each = {json.dumps(one, sort_keys=True): one for one in requests}
-        known, new = self.known, [key for key in each if key not in self.known]
+        known = self.known
+        new = [key for key in each if key not in self.known]
         batches = [new[n : n + self.at_once] for n in range(0, len(new), self.at_once)]
         found = self.control.call(answered, batches=[[each[key] for key in batch] for batch in batches])
         for batch, one in zip(batches, found, strict=True):

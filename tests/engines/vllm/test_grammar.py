@@ -44,8 +44,10 @@ SEEN: list[dict[str, Any]] = []
 
 def plant(llm: Any, how: str, token: int) -> None:
     """Begin to fill `SEEN` with the rows of steps."""
-    scheduler, stage = inside.scheduler(llm), watching.drafting(llm).stage
-    grammars, update = scheduler._grammars, scheduler.update_from_output
+    scheduler = inside.scheduler(llm)
+    stage = watching.drafting(llm).stage
+    grammars = scheduler._grammars
+    update = scheduler.update_from_output
 
     def update_from_output(output: Any, result: Any) -> Any:
         for name, drafted in output.scheduled_spec_decode_tokens.items():
@@ -72,14 +74,16 @@ def plant(llm: Any, how: str, token: int) -> None:
     scheduler.update_from_output = update_from_output
     if how == "offer":
         stage.propose = propose
-    grammars.specplug_test_adds, grammars.adds = grammars.adds, grammars.adds and how != "leave out"
+    grammars.specplug_test_adds = grammars.adds
+    grammars.adds = grammars.adds and how != "leave out"
     if how == "raise":
         grammars._add = broken
 
 
 def seen(llm: Any) -> dict[str, Any]:
     """Undo what was planted; return the steps, and what grammars hold and did wrong."""
-    scheduler, stage = inside.scheduler(llm), watching.drafting(llm).stage
+    scheduler = inside.scheduler(llm)
+    stage = watching.drafting(llm).stage
     grammars = scheduler._grammars
     del scheduler.update_from_output
     grammars.adds = grammars.specplug_test_adds
@@ -104,22 +108,18 @@ def drawing(engine: Callable[..., Engine]) -> Engine:
     return engine("v1", settings, name="v1, drawn under a grammar", max_num_seqs=32, draft_length=2)
 
 
-def pairs(llm: Any, count: int) -> dict[str, Any]:
-    """Return the first two tokens of sampled answers, the second of which was drafted; and what was counted."""
-    stage = watching.drafting(llm).stage
-    before = stage.metrics.snapshot()
-    given = {"structured_outputs": {"regex": "[QZXJ]{4}"}, "temperature": 1.0, "max_tokens": 4}
-    answers = inside.generate(llm, [AFTER] * count, given)
-    total = (stage.metrics.snapshot() - before).as_dict()["total"]
-    return {"pairs": [answer["token_ids"][:2] for answer in answers], "total": total}
+def sampled(drawing: Engine, count: int) -> dict[str, Any]:
+    """Sample answers whose second token was drafted, and count meanwhile."""
+    params = {"structured_outputs": {"regex": "[QZXJ]{4}"}, "temperature": 1.0, "max_tokens": 4}
+    return drawing.call(watching.counted, prompts=[AFTER] * count, params=params)
 
 
 def test_drawn_drafts_keep_the_distribution(drawing):
     """The cut depends on the drawn tokens, so verifying by the stated distribution would bias the output."""
     count = 800
-    found = drawing.call(pairs, count=count)
+    found = sampled(drawing, count)
     counts = torch.zeros(len(LETTERS), len(LETTERS))
-    for one, other in found["pairs"]:
+    for one, other in (answer["token_ids"][:2] for answer in found["result"]):
         counts[LETTERS.index(one), LETTERS.index(other)] += 1
     first = forward(AFTER)[LETTERS].double().softmax(-1)
     after = torch.stack([forward([*AFTER, letter])[LETTERS].double().softmax(-1) for letter in LETTERS])
@@ -130,7 +130,7 @@ def test_drawn_drafts_keep_the_distribution(drawing):
 
 def test_nothing_is_added_to_drafts_that_state_a_distribution(drawing):
     """A token that is added has none."""
-    found = drawing.call(pairs, count=4)
+    found = sampled(drawing, 4)
     assert found["total"]["verified"] == found["total"]["proposed"] - found["total"]["cut_by_grammar"]
     assert not drawing.call(adds)
 

@@ -10,15 +10,20 @@ import pytest
 import xgrammar
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
-BYTES, END, OTHER_END = [bytes([value]) for value in range(256)], 256, 257
+BYTES = [bytes([value]) for value in range(256)]
+END = 256
+OTHER_END = 257
 VOCABULARY = [*BYTES, b"<|end|>", b"<|im_end|>"]
 
 
 class ByteTokenizer:
     """A tokenizer in the form that llguidance wraps."""
 
-    eos_token_id, bos_token_id, unk_token_id = END, None, None
-    tokens, special_token_ids = VOCABULARY, (END, OTHER_END)
+    eos_token_id = END
+    bos_token_id = None
+    unk_token_id = None
+    tokens = VOCABULARY
+    special_token_ids = (END, OTHER_END)
 
     def __call__(self, text: Any) -> list[int]:
         return list(text if isinstance(text, bytes) else text.encode())

@@ -36,7 +36,7 @@ def test_every_planned_length_finds_a_full_graph_at_every_batch_size(monkeypatch
     assert list(caps.captured_draft_lengths) == lengths
     assert (caps.max_draft_length, caps.draft_length_change) == (lengths[-1], DraftLengthChange.CAPTURED)
     manager = dispatcher(monkeypatch, found)
-    reach = graphs.captured(found)
+    reach = graphs.captured_lengths(found)
     assert reach == {length: min(512 // (length + 1), max_num_seqs) for length in reversed(lengths)}
     for length, requests in reach.items():
         for batch_size in range(1, requests + 1):
@@ -56,14 +56,14 @@ def test_every_planned_length_finds_a_full_graph_at_every_batch_size(monkeypatch
 def test_a_backend_without_graphs_of_several_tokens_is_warned_of(support, is_lost):
     """vLLM itself resolves the mode, as it does when it knows the backend."""
     found = sized(7, 64)
-    before = graphs.captured(found)
+    before = graphs.captured_lengths(found)
     assert before
-    assert graphs.lost(before, found) == ""
+    assert graphs.describe_loss(before, found) == ""
     resolve = found.compilation_config.resolve_cudagraph_mode_and_sizes
     resolve(support, "FLASHINFER", uniform_decode_query_len=8, use_v2_model_runner=True, max_num_reqs=64)
-    text = graphs.lost(before, found)
+    text = graphs.describe_loss(before, found)
     assert ("cudagraph_mode is now" in text) == is_lost == bool(text)
-    assert graphs.lost({}, found) == ""
+    assert graphs.describe_loss({}, found) == ""
 
 
 def own(most, max_num_seqs, **others):
@@ -80,7 +80,8 @@ def test_an_engines_drafter_keeps_its_length_and_nearly_every_batch_has_a_graph(
 ):
     found = own(most, max_num_seqs)
     found._set_cudagraph_sizes()
-    caps, reach = engine_caps(found), graphs.captured(found)
+    caps = engine_caps(found)
+    reach = graphs.captured_lengths(found)
     assert (caps.max_draft_length, list(reach)) == (most, lengths)
     assert caps.ragged is Ragged.PADDED
     manager = dispatcher(monkeypatch, found)
@@ -109,7 +110,9 @@ def test_another_length_than_requested_is_logged_in_one_line_and_set_everywhere(
     (record,) = caplog.records
     assert "num_speculative_tokens is 7 instead of 8" in record.getMessage()
     assert "7, 3, 1, 0" in record.getMessage()
-    assert graphs.captured(found) == graphs.captured(sized(8, 64, data_parallel=2)), "dense models' ranks are engines"
+    assert graphs.captured_lengths(found) == graphs.captured_lengths(sized(8, 64, data_parallel=2)), (
+        "dense models' ranks are engines"
+    )
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,9 @@ def ask(llm: Any, prompts: list[list[int]], max_tokens: int = 40) -> dict[str, A
     """
     from tests.engines.vllm import inside
 
-    scheduler, before, padded = inside.scheduler(llm), inside.metrics(llm)[FETCHED], 0
+    scheduler = inside.scheduler(llm)
+    before = inside.metrics(llm)[FETCHED]
+    padded = 0
 
     def schedule(*args: Any, **kwargs: Any) -> Any:
         nonlocal padded

@@ -19,7 +19,8 @@ from tests.engines.vllm.launch import TINY
 from tests.engines.vllm.referee import reported
 
 PROMPTS = [list(prompt) for prompt in prompts()[:4]]
-RANK, ADAPTERS = 4, 2
+RANK = 4
+ADAPTERS = 2
 SETTINGS = {"proposer": "recorder", "extra_proposers": ["oracle"], "policy": "fixed"}
 # One place more than adapters: on a CPU vLLM, stock too, adds the last place's adapter to requests without one.
 LORA = {"enable_lora": True, "max_loras": ADAPTERS + 1, "max_lora_rank": 8}
@@ -32,7 +33,8 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def adapter(folder: Path, seed: int) -> Path:
-    config, draw = AutoConfig.from_pretrained(TINY), torch.Generator().manual_seed(seed)
+    config = AutoConfig.from_pretrained(TINY)
+    draw = torch.Generator().manual_seed(seed)
     size = config.hidden_size
     weights = {}
     for layer in range(config.num_hidden_layers):

@@ -44,9 +44,11 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def drafts(worker: Any, later: int) -> None:
     handle = SimpleNamespace(spec=SimpleNamespace(name="big"), to_allocate=later)
-    drafting, stage = object.__new__(Drafting), object.__new__(DraftStage)
+    drafting = object.__new__(Drafting)
+    stage = object.__new__(DraftStage)
     stage.runners = (SimpleNamespace(handle=handle),)
-    drafting.stage, drafting.device = stage, torch.device("cpu")
+    drafting.stage = stage
+    drafting.device = torch.device("cpu")
     worker.model_runner.drafter = SimpleNamespace(drafting=drafting)
 
 

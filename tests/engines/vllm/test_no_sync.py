@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import _disable_current_modes
 
+from specplug.steps.device_steps import DeviceSteps
 from specplug.steps.repeated import Repeated
 from tests.engines.launches import most
 from tests.engines.plain import MAX_TOKENS, assert_greedy, prompts
@@ -97,9 +98,12 @@ def test_an_unchanged_batch_makes_its_launches_again(engine, truth):
 
 def repeated(llm: Any, requested: list[list[int]]) -> dict[str, Any]:
     """Generate, and count the steps that were taken whole and those whose launches were made again."""
-    steps, metrics = watching.drafter(llm)._on_device.steps, watching.drafter(llm).drafting.stage.metrics
+    steps = watching.drafter(llm).steps
+    metrics = watching.drafter(llm).drafting.stage.metrics
     counts = {"repeated": 0, "whole": 0}
-    take, launch, before = steps._take, Repeated.launch, metrics.snapshot()
+    take = steps._take
+    launch = Repeated.launch
+    before = metrics.snapshot()
 
     def whole(*args: Any) -> Any:
         counts["whole"] += 1
@@ -123,11 +127,17 @@ def steady_steps(llm: Any, requested: list[list[int]], by_stage: bool = False, t
     itself.
     """
     speculator = watching.drafter(llm)
-    propose, stage, by_kernels = speculator.propose, speculator.drafting.stage, speculator._on_device.steps
-    handle, metrics = stage.runners[0].handle, stage.metrics
+    propose = speculator.propose
+    stage = speculator.drafting.stage
+    by_kernels = speculator.steps
+    handle = stage.runners[0].handle
+    metrics = stage.metrics
     step_of_proposer = getattr(handle, "step", None)
     names: list[str] = []
-    watch, own, steps, launched = Watch(), Watch(), 0, []
+    watch = Watch()
+    own = Watch()
+    steps = 0
+    launched = []
     before = metrics.snapshot()
 
     def noted(name: str, work_of: Any) -> Any:
@@ -146,9 +156,11 @@ def steady_steps(llm: Any, requested: list[list[int]], by_stage: bool = False, t
 
     def watched(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal names, steps
-        steady, names = input_batch.req_ids == names, list(input_batch.req_ids)
+        steady = input_batch.req_ids == names
+        names = list(input_batch.req_ids)
         if not steady:
-            launched_before, own_before = len(launched), own.launches
+            launched_before = len(launched)
+            own_before = own.launches
             out = propose(input_batch, *args, **kwargs)
             del launched[launched_before:]
             own.launches = own_before
@@ -169,8 +181,8 @@ def steady_steps(llm: Any, requested: list[list[int]], by_stage: bool = False, t
         for runner in stage.runners:
             patch.setattr(runner, "_arrays", (runner.ingested, runner.generations))
         if by_stage:
-            patch.setattr(speculator._on_device, "steps", None)
-        elif by_kernels is not None:
+            patch.setattr(speculator, "steps", speculator.stage_steps)
+        elif isinstance(by_kernels, DeviceSteps):
             noting = {name: noted(name, work_of) for name, work_of in by_kernels._launches._asdict().items()}
             patch.setattr(by_kernels, "_launches", SimpleNamespace(**noting))
         inside.generate(llm, requested, {"max_tokens": tokens, "ignore_eos": True})

@@ -26,7 +26,8 @@ def arguments(marker: str = "</think>") -> dict[str, Any]:
 
 
 class TestReasoning(ReasoningSuite):
-    slow, model = ("v2", "v2_async"), "model"
+    slow = ("v2", "v2_async")
+    model = "model"
     how: ClassVar[dict[str, Any]] = arguments()
 
     def budgets_hold(self, truth, ours, budgets: tuple[int, ...]) -> None:

@@ -27,7 +27,8 @@ INTERPRETED = {
         map(str, [launch.PLUGINS, launch.VLLM_NAME, launch.TRITON_CPU, launch.RECURRENT_CPU])
     ),
 }
-NEW, ROWS = drawn(3, *[1] * 9), drawn(*[3, 60, 1, 60, 5, 60, 1, 60, 2, 60] * 3)
+NEW = drawn(3, *[1] * 9)
+ROWS = drawn(*[3, 60, 1, 60, 5, 60, 1, 60, 2, 60] * 3)
 """Prompts of one token among others, and prompts that are read in pieces among others that decode."""
 
 
@@ -75,7 +76,8 @@ class TestRecurrent(RecurrentSuite):
         """On V1 as FlashInfer's does where it decodes no several tokens per row; on V2 by vLLM's own order."""
         if name == "qwen3_next":
             pytest.skip("it takes rows by their drafts")
-        served, reorder = launch(name), reorder_on_v1 if kind == "v1" else reorder_on_v2
+        served = launch(name)
+        reorder = reorder_on_v1 if kind == "v1" else reorder_on_v2
         given, caps = (ROWS, (None,)) if kind == "v1" else (drawn(*[DRAFT_LENGTH + 1] * 10), (0, DRAFT_LENGTH, 0))
         self.assert_right(served, name, given, caps)  # the order is ours from the first step on
         served.engine.call(reorder, ours=False)
@@ -106,10 +108,13 @@ class TestWithoutAttention(TestRecurrent):
 def timed_contexts(llm: Any) -> list[int]:
     """Time steps of an engine as at its start; return each request's tokens of context."""
     from specplug_vllm.scheduler import timing
-    from specplug_vllm.scheduler.timed import timed
+    from specplug_vllm.scheduler.timed import measure_steps
 
     core = inside.core(llm)
-    return [cost.context_tokens // cost.requests for cost in timed(core, timing._limits(core.vllm_config), 2.0).costs]
+    return [
+        cost.context_tokens // cost.requests
+        for cost in measure_steps(core, timing._limits(core.vllm_config), 2.0).costs
+    ]
 
 
 # -- mistakes, in the engine's process ---------------------------------------------------------------------------------
@@ -118,7 +123,8 @@ def timed_contexts(llm: Any) -> list[int]:
 def pad_new_requests(llm: Any, most: int) -> int:
     """Let the scheduler pad new requests with up to so many placeholder drafts; return the number before."""
     scheduler = inside.scheduler(llm)
-    before, scheduler._most_placeholders = scheduler._most_placeholders, most
+    before = scheduler._most_placeholders
+    scheduler._most_placeholders = most
     return int(before)
 
 

@@ -11,7 +11,8 @@ from tests.engines.vllm.referee import RUNNERS
 from tests.engines.vllm.steps import assert_greedy_texts
 from tests.engines.vllm.test_draft_lengths import requests
 
-DRAFT_LENGTHS, LONGEST = (0, 3, 8, 0, 0, 1), 8
+DRAFT_LENGTHS = (0, 3, 8, 0, 0, 1)
+LONGEST = 8
 SETTINGS = {
     "proposer": "ngram",
     "policy": "listener",
@@ -50,16 +51,19 @@ def reported(llm, requests):
     `handed` are the sums over the survival probabilities of the drafts that the engine got, and `is_whole` whether the
     report is of all rows.
     """
-    planner, worker = inside.scheduler(llm).step_planner.stage._planner, inside.runner(llm).speculator._on_device
-    take, made = worker.take, []
+    planner = inside.scheduler(llm).step_planner.stage._planner
+    worker = inside.runner(llm).speculator.steps
+    take = worker.take
+    made = []
 
     def noting(facts, rows, outputs, *others, **given):
-        report = take(facts, rows, outputs, *others, **given)
+        draft = take(facts, rows, outputs, *others, **given)
+        report = worker.report
         plan = watching.drafting(llm).plan
         handed = outputs.confidence.cumprod(1).double().sum(0).tolist()
         is_whole = report.expected_rows == len(outputs.ids)
         made.append({"draft_length": plan.draft_length, **fields(report), "handed": handed, "is_whole": is_whole})
-        return report
+        return draft
 
     planner.reports.clear()
     with pytest.MonkeyPatch.context() as patch:

@@ -24,7 +24,8 @@ def served(llm: Any, requests: list[dict[str, Any]], path: str) -> dict[str, lis
 
 def test_drafts_are_the_same(zoo, tmp_path):
     """Prompts come one after the other."""
-    path, params = tmp_path / "trace.jsonl", {"max_tokens": same_drafts.MAX_TOKENS}
+    path = tmp_path / "trace.jsonl"
+    params = {"max_tokens": same_drafts.MAX_TOKENS}
     params |= fields(proposer=same_drafts.PROPOSER)
     requests = [
         {"id": name, "prompt": prompt, "params": params, "at": 2 * number}

@@ -15,7 +15,7 @@ from tests.engines.engines import Engine
 from tests.engines.plain import prompts
 from tests.engines.toy import PAIRS, PROMPT, by_frequency, distribution, filtered, model
 from tests.engines.toy import p_value as p_value_of
-from tests.engines.vllm import inside, watching
+from tests.engines.vllm import watching
 from tests.engines.vllm.referee import RUNNERS, fields, reported
 from tests.engines.vllm.test_verifier import plant
 
@@ -56,16 +56,6 @@ def toy_engine(kind: str, toy: Path, engine: Callable[..., Engine], **settings: 
     )
 
 
-def sample(llm: Any, prompt: list[int], requested: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the answers' ids, and what was counted meanwhile."""
-    stage = watching.drafting(llm).stage
-    before = stage.metrics.snapshot()
-    params = [inside.sampling(own) for own in requested]
-    outputs = llm.generate([{"prompt_token_ids": prompt}] * len(requested), params, use_tqdm=False)
-    answers = [list(output.outputs[0].token_ids) for output in outputs]
-    return {"answers": answers, **(stage.metrics.snapshot() - before).as_dict()}
-
-
 def p_value(
     engine: Engine, pairs: int, drafts: Sequence[str], *, seeded: bool = False, expected: Any = None, **params: Any
 ) -> tuple[float, dict[str, Any]]:
@@ -74,9 +64,11 @@ def p_value(
     common = {"temperature": 1.0, "max_tokens": 2 * PAIRS, "ignore_eos": True, "detokenize": False, **params}
     seeds = [{"seed": index + 1} if seeded else {} for index in range(pairs // PAIRS)]
     requested = [{**common, **seed, **kinds[index % len(kinds)]} for index, seed in enumerate(seeds)]
-    found = engine.call(sample, prompt=PROMPT, requested=requested)
+    found = engine.call(watching.counted, prompts=[list(PROMPT)] * len(requested), params=requested)
     assert not found["faults"]
-    return p_value_of(found["answers"], distribution() if expected is None else expected), found["total"]
+    return p_value_of(
+        [answer["token_ids"] for answer in found["result"]], distribution() if expected is None else expected
+    ), found["total"]
 
 
 DRAFTS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -118,7 +110,8 @@ def test_a_wrong_distribution_is_found_out(kind, small):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["v1", "v2"], indirect=True)
 def test_a_verifier_of_specplugs_samples_by_the_targets_distribution(kind, toy, engine):
-    served, pairs = toy_engine(kind, toy, engine, verifier="reference"), 1024 if kind == "v1" else 512
+    served = toy_engine(kind, toy, engine, verifier="reference")
+    pairs = 1024 if kind == "v1" else 512
     assert_follows_target(served, pairs, ["likely", "drawn", "unlikely"])
     served.call(plant, mutant="accepts always")
     p, _ = p_value(served, pairs, ["unlikely"])
@@ -152,14 +145,10 @@ def test_a_seeds_text_is_that_without_speculation(kind, baseline, zoo):
     plain = texts(baseline, list(zip(prompt_of, own, strict=True)))
     ways = [lambda text: {}, reported, lambda text: reported([*text[:4], 5, *text[5:]])]
     drafted = [(prompt_of[n], {**own[n], **ways[n % 3](text)}) for n, text in enumerate(plain)]
-    before = zoo.call(counted_so_far)
+    before = zoo.call("watching.snapshot")["total"]
     assert texts(zoo, drafted) == plain
     free = [(LOOP, {"max_tokens": 12, "temperature": 0.5}), (LOOP, {"max_tokens": 12, "temperature": 0.0})]
     assert texts(zoo, [free[0], *drafted[:5], free[1]])[1:-1] == plain[:5]
-    verified, accepted = (now - then for now, then in zip(zoo.call(counted_so_far), before, strict=True))
+    total = zoo.call("watching.snapshot")["total"]
+    verified, accepted = (total[name] - before[name] for name in ("verified", "accepted"))
     assert 50 < accepted < verified
-
-
-def counted_so_far(llm: Any) -> tuple[int, int]:
-    total = watching.drafting(llm).stage.metrics.snapshot().total
-    return total.verified, total.accepted

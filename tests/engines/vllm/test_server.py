@@ -88,7 +88,8 @@ class TestExplain(ExplainSuite):
 
 @pytest.mark.slow  # routes are the same for V1, and test_tensor_parallel has V2 in processes of its own
 def test_v2_serves_over_http(serve):
-    served, suite = serve("v2", {"proposer": "ngram"}, anew=True, name="v2 server", endpoints=True), TestServer()
+    served = serve("v2", {"proposer": "ngram"}, anew=True, name="v2 server", endpoints=True)
+    suite = TestServer()
     suite.answers(served, [{**suite.request(number), "temperature": 0, "seed": None} for number in (0, 1, 2, 5)])
     status = json.loads(served.get("/specplug/status"))
     assert status["engines"][0]["runner"] == "v2"
@@ -100,7 +101,8 @@ class TestSoak(SoakSuite):
 
 @pytest.mark.slow  # V2 takes its time in Triton's interpreter
 class TestSoakOfV2(SoakSuite):
-    name, tokens = "vllm-v2", 12
+    name = "vllm-v2"
+    tokens = 12
 
     @pytest.fixture(scope="class")
     def server(self, serve):

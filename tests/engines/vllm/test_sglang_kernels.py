@@ -29,7 +29,9 @@ from tests.steps.transfers import view_of
 
 NAME = "specplug_sglang.verification.kernels"
 CPU = torch.device("cpu")
-SLOTS, LENGTH, MOST = 6, 20, 5
+SLOTS = 6
+LENGTH = 20
+MOST = 5
 PLACES = torch.zeros(SLOTS, LENGTH + MOST, dtype=torch.int32)
 
 
@@ -74,7 +76,8 @@ def apart(random: Random, draft: Draft) -> Draft:
 @given(random=RANDOMS)
 @settings(max_examples=40)
 def test_what_verifies_chains_is_the_same(kernels, random):
-    table, (slots, before) = filled(random), batch(random)
+    table = filled(random)
+    (slots, before) = batch(random)
     draft = Draft.allocate(SLOTS, MOST, device=CPU).view(len(slots), random.randint(0, MOST))
     for row in range(len(slots)):
         draft.set_row(row, [random.randint(100, 200) for _ in range(random.randint(0, draft.draft_length))], 0.5)
@@ -92,7 +95,8 @@ def test_what_verifies_chains_is_the_same(kernels, random):
 
 def test_drafts_from_another_rank_have_the_same_nodes(kernels):
     """Their lengths are a column between their ids."""
-    slots, draft = torch.arange(3), Draft.allocate(3, 4)
+    slots = torch.arange(3)
+    draft = Draft.allocate(3, 4)
     for row in range(3):
         draft.set_row(row, [7, 8, 9][:row], 0.5)
     group = SimpleNamespace(world_size=2, rank_in_group=0, broadcast=lambda packed, src: None)
@@ -106,7 +110,8 @@ def test_drafts_from_another_rank_have_the_same_nodes(kernels):
 
 
 def test_trees_take_tensor_operations(kernels):
-    table, slots = filled(Random(0)), torch.tensor([2])
+    table = filled(Random(0))
+    slots = torch.tensor([2])
     draft = Draft.allocate(1, 3, device=CPU, trees=True)
     draft.set_row(0, [7, 8, 9], 0.5)
     draft.parents[0] = torch.tensor([-1, -1, 0])
@@ -119,14 +124,17 @@ def test_trees_take_tensor_operations(kernels):
 @settings(max_examples=40)
 def test_the_same_tokens_are_appended(kernels, random):
     slots, before = batch(random)
-    rows, n = len(slots), random.randint(1, MOST + 1)
+    rows = len(slots)
+    n = random.randint(1, MOST + 1)
     counts = torch.tensor([random.randint(1, n) for _ in range(rows)], dtype=random.choice([torch.int32, torch.int64]))
     predict = torch.randint(0, 99, (rows * n,), generator=torch.Generator().manual_seed(rows), dtype=torch.int32)
     index = torch.full((rows, n), -1, dtype=torch.int32)
     for row, count in enumerate(counts.tolist()):
         index[row, :count] = torch.tensor(sorted(random.sample(range(row * n, row * n + n), count)))
     predict, index, counts = (view_of(random, it) for it in (predict, index, counts))
-    seed, tables, found = random.random(), [], []
+    seed = random.random()
+    tables = []
+    found = []
     for operations in (kernels, trees):
         tables.append(filled(Random(seed)))
         found.append(operations.append(tables[-1], slots, before, predict, index, counts))
@@ -147,7 +155,8 @@ def test_drafts_between_kernels_are_those_of_the_stage(launches, random, mixed, 
 
     Batches with a grammar are the stage's, here any batch.
     """
-    script, how = random_script(random), {"learns": learns, "engine_tokens": engine_tokens}
+    script = random_script(random)
+    how = {"learns": learns, "engine_tokens": engine_tokens}
     proposers = [Scripted(script) for _ in range(2)]
     stages = [scripted_stage(it, SurvivalTrimmer(), DRAFT_LENGTH, **how) for it in proposers]
     engines = [

@@ -44,7 +44,8 @@ on_async = pytest.mark.parametrize("kind", ["v2_async"], indirect=True, scope="s
 class TestLifecycle(LifecycleSuite):
     """What is of vLLM alone is in `test_lifecycle`."""
 
-    slow, long = V2, 110
+    slow = V2
+    long = 110
     tight: ClassVar[dict[str, Any]] = {
         "max_num_batched_tokens": CHUNK,
         "max_model_len": 512,
@@ -55,7 +56,8 @@ class TestLifecycle(LifecycleSuite):
 
 
 class TestVisible(VisibleSuite):
-    slow, hears_of_one_token = V2, False
+    slow = V2
+    hears_of_one_token = False
 
     @pytest.fixture(scope="class")
     def served(self, start: Callable[..., Served]) -> Served:
@@ -109,7 +111,9 @@ class TestCompiledSteps(StreamSuite):
 
 @on_v1_and_async
 class TestPictures(PicturesSuite):
-    slow, model, span = BOTH_OF_V2, "model", pictures.PLACES
+    slow = BOTH_OF_V2
+    model = "model"
+    span = pictures.PLACES
     how: ClassVar[dict[str, Any]] = {
         "limit_mm_per_prompt": {"image": 2},
         "mm_processor_kwargs": {"backend": "pil"},
@@ -128,18 +132,19 @@ def seen(llm: Any, params: list[dict[str, Any]]) -> dict[str, Any]:
         {"prompt": text, **({"multi_modal_data": {"image": [*map(pictures.picture, seeds)]}} if seeds else {})}
         for text, seeds in pictures.PROMPTS
     ]
-    drafting, drafts = watching.drafting(llm), set[int]()
-    step = drafting.step
+    drafting = watching.drafting(llm)
+    drafts = set[int]()
+    of_stage = drafting._draft
 
-    def noting(batch: Any, outcome: Any, caps: Any) -> Any:
-        draft = step(batch, outcome, caps)
+    def noting(batch: Any, caps: Any) -> Any:
+        draft = of_stage(batch, caps)
         drafts.update(
             token for ids, n in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True) for token in ids[:n]
         )
         return draft
 
     with watching.stage_takes_steps(llm), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafting, "step", noting)
+        patch.setattr(drafting, "_draft", noting)
         return {**_recorded(llm, RECORDS, lambda: answers(llm, given, params)), "ids": sorted(drafts)}
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from specplug.errors import EngineError
-from specplug_vllm.config import refuse_unsupported
+from specplug_vllm.startup.refusals import refuse_unsupported
 from specplug_vllm.worker.drafting import ranks
 from tests.engines.engines import Engine, HostDied, Raised
 from tests.engines.plain import assert_greedy, greedy, prompts
@@ -179,7 +179,8 @@ def _held(worker: Any) -> dict[str, Any]:
 def _watch(worker: Any, every: int) -> None:
     """Compare checksums often, and note the size of what a rank broadcasts for specplug."""
     drafter = worker.model_runner.speculator
-    check, drafter.sent_sizes = drafter.rank_check, []
+    check = drafter.rank_check
+    drafter.sent_sizes = []
     assert drafter._broadcast is None
     send = check._broadcast
 
@@ -187,7 +188,8 @@ def _watch(worker: Any, every: int) -> None:
         drafter.sent_sizes.append(tensor.numel())
         send(tensor)
 
-    check.every, check._broadcast = every, noting
+    check.every = every
+    check._broadcast = noting
 
 
 def _count_differently(worker: Any) -> None:
@@ -206,7 +208,7 @@ def _fail_at_a_step_of_rank_0(worker: Any) -> None:
 def _fail_beside_the_proposer(worker: Any) -> None:
     """Let rank 1's next step raise where no plug-in's faults are contained; vLLM goes on after such an exception."""
     if worker.rank:
-        worker.model_runner.speculator._on_device.take = _raise
+        worker.model_runner.speculator.steps.take = _raise
 
 
 def _raise(*_: Any, **__: Any) -> None:
@@ -221,7 +223,8 @@ class Group:
 
     def __init__(self, world_size=2, **communicator):
         self.taken: list[tuple[str, torch.Tensor, int]] = []
-        self.world_size, self.rank_in_group = world_size, 1
+        self.world_size = world_size
+        self.rank_in_group = 1
         self.device_communicator = SimpleNamespace(**communicator) if communicator else None
         if communicator:
             self.device_communicator.broadcast = lambda tensor, src: self.taken.append(("nccl", tensor, src))
@@ -243,7 +246,8 @@ class Group:
 )
 def test_drafts_go_through_the_communicator_that_is_warm(group, way, monkeypatch):
     monkeypatch.setattr("vllm.distributed.get_tp_group", lambda: group)
-    tensor, (rank, broadcast) = torch.arange(3), ranks()
+    tensor = torch.arange(3)
+    (rank, broadcast) = ranks()
     if broadcast is not None:
         broadcast(tensor)
     assert [name for name, _, _ in group.taken] == way

@@ -44,9 +44,11 @@ def launched(engine: Callable[..., Engine], home: Path) -> Callable[..., Engine]
 
 def traces(llm: Any) -> dict[str, Any]:
     """Return where steps before the first request could have left something, and what the policy was told."""
-    scheduler, runner = inside.scheduler(llm), inside.runner(llm)
+    scheduler = inside.scheduler(llm)
+    runner = inside.runner(llm)
     drafting = inside.core(llm).specplug_status()["workers"][0]
-    pool, planner = scheduler.kv_cache_manager.block_pool, scheduler.step_planner
+    pool = scheduler.kv_cache_manager.block_pool
+    planner = scheduler.step_planner
     held = [getattr(runner, "requests", None), getattr(getattr(runner, "req_states", None), "req_id_to_index", None)]
     return {
         "costs": [[cost.requests, cost.tokens, cost.draft_length] for cost in planner.stage._planner.calibrated],
@@ -77,11 +79,10 @@ def keep(llm: Any) -> list[list[float]]:
 
 
 def test_the_policy_learns_the_costs_before_the_first_request_and_nothing_else_changes(kind, launched):
-    timed, untimed = (
-        launched(**RUNNERS[kind], name=f"timed {kind}"),
-        launched(**RUNNERS[kind], name=f"untimed {kind}", measure=False),
-    )
-    found, without = timed.call(traces), untimed.call(traces)
+    timed = launched(**RUNNERS[kind], name=f"timed {kind}")
+    untimed = launched(**RUNNERS[kind], name=f"untimed {kind}", measure=False)
+    found = timed.call(traces)
+    without = untimed.call(traces)
     assert {(1, 1, 0), (1, 2, 1), (1, 4, 3)} <= {tuple(cost) for cost in found["costs"]}
     assert found["status"]["basis"] == "measured at start"
     assert len(found["status"]["steps"]) == len(found["costs"])
@@ -169,9 +170,10 @@ def test_limits_of_a_small_engine_are_kept(launched):
 def retimed(llm: Any) -> dict[str, int]:
     """Time an engine's steps once more; return how many steps ran, and the most requests of those that were timed."""
     from specplug_vllm.scheduler import timing
-    from specplug_vllm.scheduler.timed import timed
+    from specplug_vllm.scheduler.timed import measure_steps
 
-    core, count = inside.core(llm), 0
+    core = inside.core(llm)
+    count = 0
     step = core.step_fn
 
     def counted() -> Any:
@@ -181,7 +183,7 @@ def retimed(llm: Any) -> dict[str, int]:
 
     core.step_fn = counted
     try:
-        found = timed(core, timing._limits(core.vllm_config), 20.0)
+        found = measure_steps(core, timing._limits(core.vllm_config), 20.0)
     finally:
         core.step_fn = step
     return {"steps": count, "requests": max(cost.requests for cost in found.costs), "sizes": len(found.costs)}
@@ -200,11 +202,13 @@ def failed(llm: Any, steps: int) -> dict[str, Any]:
     Afterwards the workers run again.
     """
     from specplug_vllm.scheduler import timing
-    from specplug_vllm.scheduler.timed import timed
+    from specplug_vllm.scheduler.timed import measure_steps
 
     core = inside.core(llm)
-    scheduler, executor = core.scheduler, core.model_executor
-    execute, count = executor.execute_model, 0
+    scheduler = core.scheduler
+    executor = core.model_executor
+    execute = executor.execute_model
+    count = 0
     while scheduler.has_requests() or core.batch_queue:  # asynchronous scheduling runs a step beyond the last token
         core.step_fn()
 
@@ -217,7 +221,7 @@ def failed(llm: Any, steps: int) -> dict[str, Any]:
 
     executor.execute_model = failing
     try:
-        timed(core, timing._limits(core.vllm_config), 20.0)
+        measure_steps(core, timing._limits(core.vllm_config), 20.0)
     except RuntimeError as error:
         return {"error": str(error), "queued": len(core.batch_queue or ()), "restored": core.scheduler is scheduler}
     finally:

@@ -16,7 +16,10 @@ def texts_of(text: str, sizes: list[int], held: int = 0) -> tuple[list[str], lis
     """Cut a stream whose text lags behind its tokens by some characters; return it and what the tokens spell."""
     tokenizer = streamed.tokenizer("<tool_call>")
     ids, spelled = streamed.tokens(tokenizer, text)
-    made, found, start, shown = tool_streams.TokenTexts(tokenizer, (5,), skip_special_tokens=False), [], 0, 0
+    made = tool_streams.TokenTexts(tokenizer, (5,), skip_special_tokens=False)
+    found = []
+    start = 0
+    shown = 0
     for size in [*sizes, len(ids) - sum(sizes)]:
         end = start + size
         until = len(text) if end == len(ids) else max(shown, len("".join(spelled[:end])) - held)
@@ -24,7 +27,8 @@ def texts_of(text: str, sizes: list[int], held: int = 0) -> tuple[list[str], lis
         assert cut is not None
         assert (len(cut), "".join(cut)) == (size, text[shown:until])
         found += cut
-        start, shown = end, until
+        start = end
+        shown = until
     return found, spelled
 
 
@@ -62,7 +66,8 @@ def test_the_space_before_the_first_word_is_the_texts_although_decoders_drop_it_
 
 def test_special_tokens_have_text_if_the_request_asks_for_it():
     tokenizer = streamed.tokenizer("<tool_call>")
-    end, word = tokenizer.eos_token_id, tokenizer.encode("a", add_special_tokens=False)[0]
+    end = tokenizer.eos_token_id
+    word = tokenizer.encode("a", add_special_tokens=False)[0]
     seen: list[tuple[str, list[int]]] = []
 
     class Recorder:
@@ -95,7 +100,7 @@ def test_messages_are_merged_in_order_and_arguments_join_their_call():
         DeltaMessage(tool_calls=[call(0, "}"), call(1, None, "weather", "y")]),
         DeltaMessage(tool_calls=[call(1, "{}")]),
     ]
-    found = tool_streams.merged(messages)
+    found = tool_streams.merge(messages)
     assert (found.reasoning, found.content) == ("ab", "c")
     assert found.tool_calls == [call(0, "{}", "read", "x"), call(1, "{}", "weather", "y")]
-    assert tool_streams.merged([None, None]) is None
+    assert tool_streams.merge([None, None]) is None

@@ -91,7 +91,8 @@ def messages(parser: type[Any], text: str, size: int, tools: Any) -> list[DeltaM
     request = ChatCompletionRequest(
         model="m", messages=[{"role": "user", "content": "a"}], stream=True, skip_special_tokens=False, **choice
     )
-    made, prompt = parser(tokenizer, request.tools), tokenizer.encode("Hello", add_special_tokens=False)
+    made = parser(tokenizer, request.tools)
+    prompt = tokenizer.encode("Hello", add_special_tokens=False)
     pieces = streamed.grouped([*zip(ids, texts, strict=True), (tokenizer.eos_token_id, "")], size)
     found = [
         made.parse_delta(
@@ -107,7 +108,9 @@ def messages(parser: type[Any], text: str, size: int, tools: Any) -> list[DeltaM
 
 
 def joined(messages: Iterable[DeltaMessage]) -> tuple[Any, ...]:
-    reasoning, content, calls = "", "", dict[int, list[str]]()
+    reasoning = ""
+    content = ""
+    calls = dict[int, list[str]]()
     for message in messages:
         reasoning += message.reasoning or ""
         content += message.content or ""
@@ -153,7 +156,8 @@ def test_every_parser_of_vllms_is_compared_or_named():
 
 @pytest.mark.parametrize("parser", PARSERS)
 def test_calls_are_parsed_as_token_by_token(parser: str):
-    text, original = FORMS[form_of(parser)], parser_of(tools=parser)
+    text = FORMS[form_of(parser)]
+    original = parser_of(tools=parser)
     single = parsed(original, text, 1, True)
     expected = [(place, *call) for place, call in enumerate(streamed.expected(form_of(parser)))]
     assert (single[0] == expected) == (parser not in WRONG)
@@ -166,7 +170,8 @@ def test_calls_are_parsed_as_token_by_token(parser: str):
 
 @pytest.mark.parametrize(("parser", "form"), REASONING)
 def test_reasoning_is_parsed_as_token_by_token(parser: str, form: str):
-    text, original = THOUGHTS[form], parser_of(reasoning=parser)
+    text = THOUGHTS[form]
+    original = parser_of(reasoning=parser)
     single = parsed(original, text, 1, False)
     if parser not in ("minimax_m2_append_think", "hunyuan_a13b"):  # which leave reasoning in the content here
         assert ("four" in single[1], "four" in single[2]) == (form != "none", False)
@@ -182,7 +187,8 @@ def test_reasoning_is_parsed_as_token_by_token(parser: str, form: str):
 @pytest.mark.parametrize("parser", ["qwen3_coder", "granite4", "deepseek_v31"])
 def test_items_of_the_responses_api_come_in_the_order_of_the_text(parser: str):
     """Text follows a call, and another call that text, in one piece or several."""
-    text, wrapped = FORMS[form_of(parser)], tool_streams.by_token(parser_of(tools=parser, reasoning="qwen3"))
+    text = FORMS[form_of(parser)]
+    wrapped = tool_streams.by_token(parser_of(tools=parser, reasoning="qwen3"))
     text = f"<think>Hm.</think>{text}\nNow both.\n{text}"
     single = items(wrapped, text, 1)
     assert [kind for kind, *_ in single].count("function_call") >= 2

@@ -22,8 +22,12 @@ def spoiled(llm: Any, requests: list[dict[str, Any]], *, mapping: bool) -> dict[
     vLLM writes into the drafts that it was given when the draft length is lowered, and makes a new row mapping at every
     step, so code that keeps either reads other values one step later.
     """
-    speculator, control = inside.runner(llm).speculator, inside.scheduler(llm).step_planner.control
-    propose, kept, written, draft_lengths = speculator.propose, [], [], (8, 3, 0, 5)
+    speculator = inside.runner(llm).speculator
+    control = inside.scheduler(llm).step_planner.control
+    propose = speculator.propose
+    kept = []
+    written = []
+    draft_lengths = (8, 3, 0, 5)
 
     def spoiling(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
         for tensor in kept:
@@ -75,7 +79,9 @@ def test_accepted_padding_is_nobodys_draft(zoo):
 
 def interrupted(llm: Any, requests: list[dict[str, Any]], at: list[int]) -> dict[str, Any]:
     """Run requests, and before some steps take all of them off, with whatever of theirs is under way."""
-    engine, step, steps = llm.llm_engine, llm.llm_engine.step, [0]
+    engine = llm.llm_engine
+    step = llm.llm_engine.step
+    steps = [0]
 
     def stepping() -> Any:
         if steps[0] in at:
@@ -119,7 +125,8 @@ def session(llm: Any, parts: list[list[int]], given: dict[str, Any]) -> dict[str
     turns: list[list[int]] = []
     with watching.recording(llm) as records:
         for part in parts:
-            name, prompt = "session" if first is None else first.request_id, {"prompt_token_ids": part}
+            name = "session" if first is None else first.request_id
+            prompt = {"prompt_token_ids": part}
             request = engine.input_processor.process_inputs(name, prompt, params, supported_tasks=tasks, resumable=True)
             if first is None:
                 engine.input_processor.assign_request_id(request)
@@ -183,7 +190,8 @@ def test_vllm_counts_the_accepted_tokens_after_an_end_too(zoo, truth):
     params = [{"stop_token_ids": [answer[MAX_TOKENS // 2]], **reported(answer)} for answer in answers]
     found = zoo.call("watching.counted", prompts=PROMPTS[:6], params=params)
     assert {answer["finish_reason"] for answer in found["result"]} == {"stop"}
-    total, dropped = found["total"], found["accepted_by_vllm"] - found["total"]["accepted"]
+    total = found["total"]
+    dropped = found["accepted_by_vllm"] - found["total"]["accepted"]
     assert total["emitted"] == sum(len(answer["token_ids"]) for answer in found["result"])
     assert total["emitted"] == total["target_steps"] + total["accepted"]
     assert 0 < dropped <= total["after_stop"]
@@ -204,10 +212,11 @@ def warmed_up(llm: Any) -> dict[str, Any]:
     """Run the warm-up of V2's kernels as vLLM's GPU worker does, and return what specplug noticed of it."""
     from vllm.v1.worker.gpu.warmup import warmup_kernels
 
-    runner, driver = inside.runner(llm), inside.core(llm).model_executor.driver_worker
+    runner = inside.runner(llm)
+    driver = inside.core(llm).model_executor.driver_worker
     worker = getattr(driver, "worker", driver)
-    drafting = watching.drafting(llm)
-    most, steps = runner.scheduler_config.max_num_seqs, []
+    most = runner.scheduler_config.max_num_seqs
+    steps = []
 
     def execute_model(scheduler_output: Any) -> Any:
         steps.append(scheduler_output)
@@ -216,9 +225,8 @@ def warmed_up(llm: Any) -> dict[str, Any]:
     runner.scheduler_config.max_num_seqs = 2  # in Triton's interpreter
     try:
         with watching.recording(llm) as records:
-            before = drafting.stage.metrics.snapshot()
-            warmup_kernels(runner, execute_model, worker.sample_tokens)
-            counts = (drafting.stage.metrics.snapshot() - before).as_dict()
+            with watching.counting(llm) as counts:
+                warmup_kernels(runner, execute_model, worker.sample_tokens)
             llm.reset_prefix_cache()  # it writes over blocks that it does not ask the scheduler for
     finally:
         runner.scheduler_config.max_num_seqs = most

@@ -32,7 +32,8 @@ def plant(llm: Any, mutant: str | None = None) -> None:
         counts: ClassVar[dict[str, int]] = {"calls": 0, "greedy": 0, "accepted": 0}
 
         def verify(self, draft: Any, target: Any, sampling: Any, uniforms: Any) -> Any:
-            found, counts = super().verify(draft, target, sampling, uniforms), self.counts
+            found = super().verify(draft, target, sampling, uniforms)
+            counts = self.counts
             counts["calls"] += 1
             counts["greedy"] += sampling.all_greedy
             counts["accepted"] += int(found.num_accepted.sum())
@@ -40,13 +41,15 @@ def plant(llm: Any, mutant: str | None = None) -> None:
 
     server = drafter(llm).verifier
     server.__dict__.setdefault("configured", server.plugin)
-    server.plugin, server.lossless = Recording(), True
+    server.plugin = Recording()
+    server.lossless = True
 
 
 def serve_as_configured(llm: Any) -> None:
     """Put the verifier back that the server's settings name."""
     server = drafter(llm).verifier
-    server.plugin, server.lossless = server.__dict__.get("configured", server.plugin), False
+    server.plugin = server.__dict__.get("configured", server.plugin)
+    server.lossless = False
 
 
 def lossy_counts(llm: Any) -> tuple[int, float]:

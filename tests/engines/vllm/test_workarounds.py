@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specplug_vllm.worker import token_logprobs, workarounds
+from specplug_vllm.worker import workarounds
 from tests.engines.vllm.host import answer_for_llvmlite
 
 
@@ -43,7 +43,9 @@ def test_each_draft_token_gets_its_rows_parameter(module, dtype):
 
 def test_steps_without_drafts_pass(module):
     class Metadata:
-        all_greedy, temperature, top_p = False, torch.ones(2), None
+        all_greedy = False
+        temperature = torch.ones(2)
+        top_p = None
         top_k = torch.full((2,), 3, dtype=torch.int32)
 
     logits = torch.zeros(0, 8)
@@ -59,9 +61,11 @@ def test_steps_without_drafts_emit_what_vllm_emits(module, temperature, drafts):
     )
     certain = torch.full((len(drafts), 8), -torch.inf).index_fill(1, torch.tensor([5]), 0.0)
     counts = [0, len(drafts)]
-    ends, bonus = torch.tensor(counts).cumsum(0).int(), torch.tensor([[3], [4]], dtype=torch.int32)
+    ends = torch.tensor(counts).cumsum(0).int()
+    bonus = torch.tensor([[3], [4]], dtype=torch.int32)
     given = (torch.tensor(drafts, dtype=torch.int32), counts, len(drafts), ends, None, certain, bonus, metadata)
-    found, expected = module.rejection_sample(*given), module.rejection_sample.__wrapped__(*given)
+    found = module.rejection_sample(*given)
+    expected = module.rejection_sample.__wrapped__(*given)
     assert found.dtype is expected.dtype
     assert found.tolist() == expected.tolist() == ([[3, -1], [5, 4]] if drafts else [[3], [4]])
 
@@ -115,7 +119,7 @@ def test_every_row_of_logits_gets_its_requests_adapter(by_row):
             return (1, 1, 1, 0, 2, 2) if by_row else named, tuple(counts), "mapping"
 
     state = State()
-    workarounds.spread_adapters(state, lambda: drafts)
+    workarounds.apply_adapters_by_row(state, lambda: drafts)
     assert state.make_lora_inputs(["a", "b", "c"], [3, 1, 2]) == ((1, 1, 1, 0, 2, 2), (3, 1, 2), "mapping")
 
 
@@ -124,9 +128,11 @@ def test_given_tokens_take_the_place_of_the_likeliest_in_their_requests_position
     from vllm.v1.sample.sampler import Sampler
 
     torch.manual_seed(0)
-    logprobs, emitted, given = torch.randn(6, 8).log_softmax(-1), torch.tensor([1, 2, 3, 4, 5, 6]), [4, 0, 6]
-    with torch.compiler.set_stance("force_eager"), token_logprobs._looking_up((2, {1: given})):
-        found = token_logprobs._gather_logprobs(Sampler.gather_logprobs, logprobs, 1, emitted)
+    logprobs = torch.randn(6, 8).log_softmax(-1)
+    emitted = torch.tensor([1, 2, 3, 4, 5, 6])
+    given = [4, 0, 6]
+    with torch.compiler.set_stance("force_eager"), workarounds._looking_up((2, {1: given})):
+        found = workarounds._gather_logprobs(Sampler.gather_logprobs, logprobs, 1, emitted)
     assert found.logprob_token_ids[:, 0].tolist() == emitted.tolist()
     assert found.logprob_token_ids[:3, 1].tolist() == logprobs[:3].argmax(-1).tolist()
     assert found.logprobs[:3, 2:].isneginf().all()
@@ -143,5 +149,5 @@ def test_ranks_that_share_a_batch_agree_on_columns_for_given_tokens():
         sampling_states=SimpleNamespace(max_num_logprobs=lambda slots: NO_LOGPROBS),
         logprob_token_ids_state=SimpleNamespace(max_num_token_ids=lambda slots: 3),
     )
-    found = token_logprobs._get_logprobs_dims(Sampler.get_logprobs_dims, sampler, [0], include_token_ids=False)
+    found = workarounds._get_logprobs_dims(Sampler.get_logprobs_dims, sampler, [0], include_token_ids=False)
     assert found == (0, 3)

@@ -33,11 +33,21 @@ def counted(llm: Any, call: str = "generate", **arguments: Any) -> dict[str, Any
 
     "accepted_by_vllm" is vLLM's own count of accepted draft tokens, padding included.
     """
-    stage, accepted = drafting(llm).stage, "vllm:spec_decode_num_accepted_tokens"
-    before, theirs = stage.metrics.snapshot(), metrics(llm)[accepted]
-    result = {"generate": generate, "drive": drive}[call](llm, **arguments)
-    counts = (stage.metrics.snapshot() - before).as_dict()
+    accepted = "vllm:spec_decode_num_accepted_tokens"
+    theirs = metrics(llm)[accepted]
+    with counting(llm) as counts:
+        result = {"generate": generate, "drive": drive}[call](llm, **arguments)
     return {"result": result, "accepted_by_vllm": metrics(llm)[accepted] - theirs, **counts}
+
+
+@contextmanager
+def counting(llm: Any) -> Iterator[dict[str, Any]]:
+    """Yield a dict, which has at the end of the block what was counted in it, as `snapshot`."""
+    metrics_of = drafting(llm).stage.metrics
+    counts: dict[str, Any] = {}
+    before = metrics_of.snapshot()
+    yield counts
+    counts |= (metrics_of.snapshot() - before).as_dict()
 
 
 def watched(llm: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
@@ -78,8 +88,8 @@ def stage_takes_steps(llm: Any) -> Iterator[None]:
     """Let the draft stage itself take all steps, whose calls can be noted, instead of kernels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafting(llm).stage, "has_observers", True)
-        if hasattr(drafter(llm), "_on_device"):
-            patch.setattr(drafter(llm)._on_device, "steps", None)
+        if hasattr(drafter(llm), "stage_steps"):
+            patch.setattr(drafter(llm), "steps", drafter(llm).stage_steps)
         yield
 
 

@@ -7,7 +7,6 @@ from functools import cache
 from itertools import permutations
 from typing import Any
 
-from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from specplug.text.fingerprint import fingerprint_texts
@@ -145,11 +144,6 @@ NAMES = ("tiny", "spm1", "spm3", "tekken", "byte_level", "byte_fallback", "space
 
 PAIRS = tuple(permutations(NAMES, 2))
 
-PARTIAL = ("gaps", "no_fallback", "normalising")
-"""Tokenizers that do not."""
-
-ALL_PAIRS = tuple(permutations((*NAMES, *PARTIAL), 2))
-
 
 @cache
 def vocabulary(name: str) -> Vocabulary:
@@ -162,58 +156,3 @@ def own_encoding(name: str, text: str) -> list[int]:
     if isinstance(found, Tokenizer):
         return list(found.encode(text).ids)
     return [*vocabulary(name).prefix, *found.encode(text).tolist()]
-
-
-_FRAGMENTS = (
-    *(text[start : start + 40] for text in fingerprint_texts() for start in range(0, len(text), 40)),
-    *(" ", "  ", "\n", "\n\n", "\t", "\r\n", " \n ", "    ", "        ", "\x00", "\u2581", "\u2581\u2581", "\u3000"),
-    *(
-        "<s>",
-        "</s>",
-        "<unk>",
-        "[INST]",
-        "<|im_end|>",
-        "<|end|>",
-        "<think>",
-        "<0x41>",
-        "\ue000",
-        "'s",
-        "\u2019s",
-        "e\u0301",
-    ),
-    *(
-        "a" * 300,
-        " " * 300,
-        "天" * 300,
-        "=" * 70,
-        "0" * 20,
-        "👨\u200d👩\u200d👧",
-        "🇩🇪🇯🇵",
-        "ไม่มีการเว้นวรรค",
-        "क्षत्रिय",
-        "٣٤٥",
-    ),
-)
-TEXTS = st.lists(
-    st.one_of(st.sampled_from(_FRAGMENTS), st.text(st.characters(codec="utf-8"), max_size=12)), max_size=8
-).map("".join)
-"""Texts of many scripts, code, runs of characters, and names of special tokens."""
-
-
-@st.composite
-def target_ids(draw: st.DrawFn, name: str) -> list[int]:
-    """Return ids of any kind: texts', special ones, bytes that are no UTF-8, and arbitrary ones."""
-    found, ids = vocabulary(name), list[int]()
-    if draw(st.booleans()):
-        ids += found.prefix
-    for _ in range(draw(st.integers(0, 6))):
-        kind = draw(st.sampled_from(("text", "text", "control", "bytes", "any")))
-        if kind == "text":
-            ids += own_encoding(name, draw(TEXTS))[len(found.prefix) :]
-        elif kind == "control" and found.controls:
-            ids.append(draw(st.sampled_from(sorted(found.controls)[:24])))
-        elif kind == "bytes":
-            ids += [found.byte_ids[byte] for byte in draw(st.binary(max_size=5)) if found.byte_ids[byte] >= 0]
-        else:
-            ids += draw(st.lists(st.integers(0, len(found.pieces) - 1), max_size=4))
-    return ids

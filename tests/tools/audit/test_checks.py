@@ -9,8 +9,8 @@ import pytest
 
 from specplug.errors import SettingsError
 from specplug.tools.audit.formats import Chat, Structured
-from specplug.tools.audit.probe import CheckOutcome, ControlAnswers, DraftCounts, Finding, Material, unanswered
-from specplug.tools.audit.run import all_checks, chosen
+from specplug.tools.audit.probe import CheckOutcome, ControlAnswers, DraftCounts, Finding, Material, check_answers
+from specplug.tools.audit.run import all_checks, choose_checks
 from specplug.tools.audit.texts import (
     SEEDS,
     Greedy,
@@ -18,7 +18,7 @@ from specplug.tools.audit.texts import (
     Seeds,
     Stops,
     first_difference,
-    half_right,
+    half_right_draft,
     noise,
     stop_within,
 )
@@ -69,8 +69,8 @@ def test_a_difference_fails_and_is_named(tokens, words):
 
 
 def test_texts_to_draft_from_and_to_stop_at():
-    assert half_right(TEXT) == (3, 4, 5, 5, 7, 8)
-    assert half_right((5, 5, 5, 5)) == (5, 5, 5, 5)
+    assert half_right_draft(TEXT) == (3, 4, 5, 5, 7, 8)
+    assert half_right_draft((5, 5, 5, 5)) == (5, 5, 5, 5)
     assert [stop_within(text) for text in ("abcdef", "ab", " ", "")] == ["def", "b", "\n", "\n"]
 
 
@@ -118,8 +118,8 @@ REFUSED, BROKEN = Answer(error="HTTP 400", refused=True), Answer(error="HTTP 500
     ("answers", "status"), [((REFUSED,) * 2, "not run"), ((BROKEN,) * 2, "failed"), ((REFUSED, answer()), "failed")]
 )
 def test_unanswered_probes(answers, status):
-    assert unanswered("x", (answer(),), "the control") is None
-    assert unanswered("x", answers, "the control").status == status
+    assert check_answers("x", (answer(),), "the control") is None
+    assert check_answers("x", answers, "the control").status == status
 
 
 # -- other checks ------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_a_control_without_calls_shows_nothing(tools):
 
 
 def test_unknown_checks_are_refused():
-    assert [check.name for check in chosen(["stops", "greedy"], 1)] == ["greedy", "stops"]
-    assert {check.name for check in chosen([], 1)} == all_checks(1).keys() - {"seeds"}
+    assert [check.name for check in choose_checks(["stops", "greedy"], 1)] == ["greedy", "stops"]
+    assert {check.name for check in choose_checks([], 1)} == all_checks(1).keys() - {"seeds"}
     with pytest.raises(SettingsError, match="Did you mean 'greedy'"):
-        chosen(["gredy"], 1)
+        choose_checks(["gredy"], 1)

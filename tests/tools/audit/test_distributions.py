@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from specplug.testing.equality import GStatistic
-from specplug.tools.audit.sampled import OTHER, against_exact, against_sample, detectable, from_logprobs, next_tokens
+from specplug.tools.audit.sampled import (
+    OTHER,
+    compare_exact,
+    compare_sample,
+    detectable_share,
+    from_logprobs,
+    next_tokens,
+)
 
 PROBS = {0: 0.5, 1: 0.3, 2: 0.15, 3: 0.05}
 LOGPROBS = {token: math.log(prob) for token, prob in PROBS.items()}
@@ -36,7 +43,7 @@ def test_a_distribution_by_log_probabilities():
 
 
 def test_a_token_outside_top_k_convicts():
-    assert against_exact(Counter({0: 90, 1: 9, 3: 1}), from_logprobs(LOGPROBS, 1.5, 2)).p == 0
+    assert compare_exact(Counter({0: 90, 1: 9, 3: 1}), from_logprobs(LOGPROBS, 1.5, 2)).p == 0
 
 
 @pytest.mark.parametrize("kind", ["exact", "sample"])
@@ -45,7 +52,7 @@ def test_p_values_are_uniform_for_the_true_distribution(kind):
     values = []
     for _ in range(400):
         counts = drawn(draw, 300)
-        found = against_exact(counts, PROBS) if kind == "exact" else against_sample(counts, drawn(draw, 300))
+        found = compare_exact(counts, PROBS) if kind == "exact" else compare_sample(counts, drawn(draw, 300))
         values.append(found.p)
     assert 0.02 < np.mean(np.array(values) < 0.05) < 0.09
     assert 0.4 < np.mean(values) < 0.6
@@ -55,16 +62,16 @@ def test_p_values_are_uniform_for_the_true_distribution(kind):
 def test_the_stated_power_is_the_power(power):
     """A verifier that forces the likeliest token on the stated share of the draws is found as often as stated."""
     draw, alpha = random.Random(2), 1e-3
-    share = detectable([(200, PROBS)] * 3, alpha, power)
+    share = detectable_share([(200, PROBS)] * 3, alpha, power)
     assert share is not None
     forced = {token: (1 - share) * prob + share * (token == 0) for token, prob in PROBS.items()}
     found = 0
     for _ in range(400):
-        total = sum((against_exact(drawn(draw, 200, forced), PROBS) for _ in range(3)), GStatistic())
+        total = sum((compare_exact(drawn(draw, 200, forced), PROBS) for _ in range(3)), GStatistic())
         found += total.p < alpha
     assert power - 0.08 < found / 400 < power + 0.08
 
 
 def test_certain_texts_prove_nothing():
-    assert detectable([(500, {0: 1.0})], 1e-3, 0.9) is None
-    assert detectable([], 1e-3, 0.9) is None
+    assert detectable_share([(500, {0: 1.0})], 1e-3, 0.9) is None
+    assert detectable_share([], 1e-3, 0.9) is None

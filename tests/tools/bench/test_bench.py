@@ -18,8 +18,8 @@ from scipy.stats import t
 
 from specplug.errors import SettingsError, TraceError
 from specplug.tools.bench import report
-from specplug.tools.bench.prompts import Block, Prompt, deal, read_prompts
-from specplug.tools.bench.report import LEVEL, looks, ratio, rows
+from specplug.tools.bench.prompts import Block, Prompt, assign_blocks, read_prompts
+from specplug.tools.bench.report import LEVEL, look_counts, ratio, rows
 from specplug.tools.bench.run import Measured
 from specplug.tools.client.answers import Answer
 from tests.tools.bench.server import COUNTS, FakeServer
@@ -76,7 +76,7 @@ def test_a_line_without_a_prompt_is_named(tmp_path, line: str, found: str):
 def test_every_prompt_is_dealt_once_at_most_and_pairs_are_alike(sizes, concurrencies, pairs, seed):
     prompts = [Prompt(f"{number} " + "x" * size) for number, size in enumerate(sizes)]
     try:
-        blocks = deal(prompts, concurrencies, pairs, seed)
+        blocks = assign_blocks(prompts, concurrencies, pairs, seed)
     except SettingsError:
         assert len(prompts) // (2 * pairs * len(concurrencies)) < max(concurrencies)
         return
@@ -253,10 +253,10 @@ def test_too_wide_an_interval_says_how_many_more_prompts_it_takes():
 
 @given(st.integers(1, 40), st.integers(1, 200))
 def test_looks_share_the_level(first: int, most: int):
-    found = looks(first, most)
+    found = look_counts(first, most)
     assert found[-1] == most
     assert all(b <= 2 * a for a, b in pairwise(found))
-    assert sum(LEVEL / 2 ** len(looks(first, pairs)) for pairs in found) < LEVEL
+    assert sum(LEVEL / 2 ** len(look_counts(first, pairs)) for pairs in found) < LEVEL
 
 
 def test_failed_requests_are_left_out():

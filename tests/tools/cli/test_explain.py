@@ -12,6 +12,7 @@ from specplug.settings import load_settings
 from specplug.tools.cli import output
 from specplug.tools.demo import model_path
 from specplug.trace import read_trace
+from tests.tools.cli.test_html_report import read
 from tests.tools.cli.tools import invoke, stated
 
 PROMPT = "<|document|>a = 1\nb = 2\nc = 3\nd = 4<|edit|>b = 2\nc = 5\nd = 4<|answer|>"
@@ -61,12 +62,14 @@ def test_a_page_is_written(traced, tmp_path):
     path, request, text = traced
     run = invoke("explain", path, request, "--tokenizer", "tiny", "--html", tmp_path / "a.html", code=0)
     assert run.stdout == ""
-    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    page, _ = read(tmp_path / "a.html")
     assert 'title="step 1, ngram/own text, ' in page
-    (body,) = re.findall("<pre>(.*)</pre>", page, re.DOTALL)
+    assert re.search(r'<p class="verdict ">\d+ (of \d+ )?steps', page)
+    assert re.search(r'<svg class="bars".*<title>step 1: [\d.]+ ms, 1 in the batch', page)
+    (body,) = re.findall('<pre class="text">(.*)</pre>\n<table>', page, re.DOTALL)
     assert re.sub("<[^>]*>", "", re.sub(r">\[-\d+\]<", "><", body)) == text
     run = invoke("explain", path, request, "--html", tmp_path / "no" / "a.html", code=2)
-    assert "cannot write the page; found No such file" in run.stderr
+    assert "cannot write the report" in run.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from specplug.errors import EngineError, RequestError
 from specplug.plugins.embedded import embedded_engine
-from specplug.tools.cli.generate import rate_shown
+from specplug.tools.cli.generate import rate_text
 from specplug.tools.cli.launch import prompt_form
 from specplug.tools.demo import model_path
 from tests.tools.cli.tools import invoke, stated
@@ -67,7 +67,7 @@ def test_generate_flags_loops():
 
 
 def test_a_slow_rate_is_not_rounded_to_nothing():
-    assert [rate_shown(rate) for rate in (0.44, 9.26, 158.3)] == ["0.4 tokens/s", "9.3 tokens/s", "158 tokens/s"]
+    assert [rate_text(rate) for rate in (0.44, 9.26, 158.3)] == ["0.4 tokens/s", "9.3 tokens/s", "158 tokens/s"]
 
 
 def test_generate_streams_the_text_and_puts_statistics_on_stderr():

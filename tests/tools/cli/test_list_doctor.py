@@ -13,10 +13,11 @@ import pytest
 from specplug import CheckResult, __version__
 from specplug.errors import PluginError, SettingsError
 from specplug.interfaces import Planner, Proposer
-from specplug.plugins.registry import Owner, Registry, default_registry
+from specplug.mistakes import leaves
+from specplug.plugins.registry import KINDS, Owner, Registry, default_registry
 from specplug.plugins.specs import CheckSpec, PolicySpec, ProposerSpec, VerifierSpec
-from specplug.settings import KINDS, Settings, leaves
-from specplug.tools.cli.doctor import environment, plugins
+from specplug.settings import Settings
+from specplug.tools.cli.machine import environment, plugins
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.step import StepPlan
 from tests.plugins.planted import plugin
@@ -81,7 +82,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     """A registry of healthy plug-ins that all commands see instead of the installed ones."""
     registry = Registry()
     registry.add(plugin(proposers=[PROPOSER], policies=[POLICY], verifiers=[VERIFIER]), ACME)
-    for module in ("specplug.tools.cli.list", "specplug.tools.cli.doctor"):
+    for module in ("specplug.tools.cli.list", "specplug.tools.cli.doctor", "specplug.tools.cli.machine"):
         monkeypatch.setattr(sys.modules[module], "default_registry", lambda: registry)
     monkeypatch.delenv("SPECPLUG_CONFIG", raising=False)
     monkeypatch.delenv("SPECPLUG_DEBUG", raising=False)
@@ -157,14 +158,16 @@ def test_doctor_shows_every_setting_with_value_origin_and_meaning(registry, tmp_
     path.write_text("faults.cooldown_steps = 9")
     env = {"SPECPLUG_CONFIG": str(path)}
     rows = json.loads(run("doctor", "--json", **env))["settings"]
-    assert [row["key"] for row in rows] == [leaf.key for leaf in leaves()]
-    assert [row["description"] for row in rows] == [leaf.description for leaf in leaves()]
+    assert [row["key"] for row in rows] == [leaf.key for leaf in leaves(Settings)]
+    assert [row["description"] for row in rows] == [leaf.description for leaf in leaves(Settings)]
     given = {row["key"]: (row["value"], row["origin"]) for row in rows}
     assert given["faults.cooldown_steps"] == (9, f"SPECPLUG_CONFIG ({path})")
     assert given["seed"] == (0, "default")
+    shown = run("doctor", "--all", **env)
+    assert [leaf.key for leaf in leaves(Settings) if leaf.key not in shown] == []
     shown = run("doctor", **env)
-    assert [leaf.key for leaf in leaves() if leaf.key not in shown] == []
-    assert "default" in shown
+    assert [leaf.key for leaf in leaves(Settings) if f"\n│ {leaf.key} " in shown] == ["faults.cooldown_steps"]
+    assert f"{len(rows) - 1} settings are at their defaults; --all shows them." in shown
 
 
 def test_doctor_accepts_the_drafter_of_a_servers_engine():
@@ -350,11 +353,44 @@ def test_help_and_list_import_no_heavy_library(arguments: list[str]):
     assert "specplug" in done.stdout
 
 
-def test_doctor_gives_the_launch_line_to_the_checks_that_take_one(registry):
-    registry.add(mine(lambda settings, launch: CheckResult("ok", f"launch {launch!r}"), takes_launch=True), EXTRA)
-    for arguments in ((), ("--launch", "engine serve 'a model' --flag")):
-        (check,) = checks_of(run("doctor", "--json", *arguments), "mine")
-        assert check["summary"] == f"launch {arguments[1] if arguments else ''!r}"
+LINE = "one serve 'a model' --flag"
+
+
+def add_launch_checks(registry: Registry) -> None:
+    """Add a check that takes a launch line, of an engine called "one", beside one that takes none."""
+
+    def check(settings, launch):
+        return [CheckResult("fail" if "bad" in launch else "ok", f"launch {launch!r}")] * (
+            not launch or "one" in launch
+        )
+
+    registry.add(mine(check, takes_launch=True), EXTRA)
+    other = CheckSpec(name="other", factory=lambda settings: CheckResult("warn", "slow", "buy"), summary="")
+    registry.add(plugin(checks=[other]), Owner("other", "acme", "1.2"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "checks", "first"),
+    [
+        ([], ["settings", "mine", "other"], "Nothing failed, with 1 warning."),
+        (["--launch", LINE], ["mine"], f"The server starts: launch {LINE!r}"),
+        (["--launch", LINE, "--all"], ["settings", "mine", "other"], "Nothing failed, with 1 warning."),
+        (["--launch", "one bad"], ["mine"], "The server does not start: launch 'one bad'"),
+        (
+            ["--launch", "two serve"],
+            ["launch"],
+            "The server does not start: no check knows the launch line 'two serve'",
+        ),
+    ],
+)
+def test_a_launch_line_is_looked_at_alone_and_the_verdict_comes_first(registry, arguments, checks, first):
+    add_launch_checks(registry)
+    code = int("not" in first)
+    report = json.loads(run("doctor", "--json", *arguments, code=code))
+    assert [check["check"] for check in report["checks"]] == checks
+    assert report["ok"] == (code == 0)
+    assert ("settings" in report) == ("settings" in checks)
+    assert run("doctor", *arguments, code=code).startswith(first)
 
 
 @pytest.mark.parametrize("columns", ["80", "60"])

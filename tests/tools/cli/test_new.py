@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import site
 import subprocess
 import sys
@@ -20,11 +21,27 @@ from tests.tools.cli import tools
 
 NAMES = {"proposer": "parrot", "policy": "frugal", "verifier": "agree"}
 SCRIPTS = {
-    "specplug": "from specplug.tools.cli import main; main()",
     "pytest": "import pytest; raise SystemExit(pytest.main())",
     "pip": "from pip._internal.cli.main import main; raise SystemExit(main())",
 }
-REPLAYED = "--limit 1 --workloads structured --tokenizer tiny --json"
+SHORT = {"replay": "--limit 1 --workloads structured --tokenizer tiny --json", "generate": "--json", "list": "--json"}
+"""What keeps a command of a README short, or lets its output be read."""
+
+RUN = """
+import json, os, sys
+from typer.testing import CliRunner
+from specplug.tools.cli.app import app
+found = []
+for folder, variables, words in json.loads(sys.argv[1]):
+    os.chdir(folder)
+    done = CliRunner().invoke(app, words, env=variables)
+    found.append([done.exit_code, done.stdout, done.output])
+print(json.dumps(found))
+"""
+"""Runs commands in one process, as most of their time is the import of torch."""
+
+NO_DEADLINE = {"host_deadline_ms": None}
+"""Drafts of a busy machine, too."""
 
 
 @pytest.fixture(scope="module")
@@ -48,27 +65,33 @@ class Shell:
             (folder / "bin" / name).write_text(f"#!{folder / 'bin' / 'python'}\n{code}\n")
             (folder / "bin" / name).chmod(0o755)
         place = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        no_index = {
-            "PIP_NO_DEPS": "1",
-            "PIP_NO_BUILD_ISOLATION": "0",
-            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        }  # 0 is "no"
-        no_deadline = {"SPECPLUG_CONFIG": '{"faults": {"host_deadline_ms": null}}'}  # drafts of a busy machine, too
-        self.env = {**os.environ, **no_index, **no_deadline, "PATH": place}
+        alone = {"PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}  # 0 is "no"
+        self.env = {**os.environ, **alone, "PATH": place}
 
-    def run(self, command: str, folder: Path, **env: str) -> str:
-        given = {"cwd": folder, "env": {**self.env, **env}, "timeout": 300}
-        done = subprocess.run(command, shell=True, capture_output=True, text=True, **given)  # type: ignore[call-overload]
+    def run(self, command: str | list[str], folder: Path) -> str:
+        given = {"cwd": folder, "env": self.env, "timeout": 300, "shell": isinstance(command, str)}
+        done = subprocess.run(command, capture_output=True, text=True, **given)  # type: ignore[call-overload]
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout
+
+    def specplug(self, folder: Path, commands: list[tuple[dict[str, str], list[str]]]) -> list[str]:
+        """Return the output of commands, all of which must end with code 0."""
+        lines = [(str(folder), variables, words) for variables, words in commands]
+        found = json.loads(self.run(["python", "-c", RUN, json.dumps(lines)], folder))
+        for (_, words), (code, _, shown) in zip(commands, found, strict=True):
+            assert code == 0, f"{words}\n{shown}"
+        return [stdout for _, stdout, _ in found]
 
 
 @pytest.fixture(scope="module")
 def shell(made, tmp_path_factory) -> Shell:
-    """A shell in an environment in which all of them are installed."""
+    """A shell in an environment in which all of them are installed, by one run of the READMEs' first command."""
     shell = Shell(tmp_path_factory.mktemp("environment"))
-    for package in sorted(made.iterdir()):
-        shell.run(commands(package)[0], package)
+    (first,) = {commands(package)[0] for package in made.iterdir()}
+    assert first == 'pip install -e ".[test]"'
+    shell.run(
+        ["pip", "install", *(word for name in NAMES.values() for word in ("-e", f"./specplug-{name}[test]"))], made
+    )
     return shell
 
 
@@ -77,34 +100,49 @@ def commands(package: Path) -> list[str]:
     return (package / "README.md").read_text().split("```sh\n")[1].split("\n```")[0].splitlines()
 
 
-def test_they_are_listed(made, shell):
-    listed = json.loads(shell.run("specplug list --json", made))
+def specplug_commands(package: Path) -> list[tuple[dict[str, str], list[str]]]:
+    """Return those of specplug's, each with the variables that are set for it."""
+    found = []
+    chosen: dict[str, object] = {"faults": NO_DEADLINE}
+    for line in commands(package)[2:]:
+        first, *words = shlex.split(line)
+        if first == "export":
+            chosen |= json.loads(words[0].partition("=")[2])
+        else:
+            found.append(({"SPECPLUG_CONFIG": json.dumps(chosen)}, words))
+    return found
+
+
+def test_they_run_by_their_readmes_alone_and_together(made, shell):
+    """Every command of specplug's in a README runs, those that take long on less; all plug-ins draft together."""
+    own = [each for name in NAMES.values() for each in specplug_commands(made / f"specplug-{name}")]
+    own = [(variables, [*words, *SHORT[words[0]].split()]) for variables, words in own if words[0] in SHORT]
+    (parrots,) = (words for _, words in own if words[0] == "generate" and "parrot" in words)
+    both = {"SPECPLUG_CONFIG": json.dumps({"verifier": "agree", "faults": NO_DEADLINE})}
+    alone = ["replay", "--proposer", "parrot", "--batch", "1", "--policy", "frugal"]
+    ran = [
+        *own,
+        ({}, ["list", "--json"]),
+        (both, [*parrots, "--policy", "frugal"]),
+        (both, [*alone, *SHORT["replay"].split()]),
+    ]
+    *found, listed, generated, replayed = map(json.loads, shell.specplug(made, ran))
+    assert [words[0] for _, words in own] == ["generate", "replay", "generate", "replay", "generate"]
+    assert all(each["statistics"]["identical"] for each in found if "statistics" in each)
     assert listed["errors"] == []
-    found = {(each["kind"], each["name"], each["package"]) for each in listed["plugins"]}
-    assert {(kind, name, f"specplug-{name}") for kind, name in NAMES.items()} <= found
+    plugins = {(each["kind"], each["name"], each["package"]) for each in listed["plugins"]}
+    assert {(kind, name, f"specplug-{name}") for kind, name in NAMES.items()} <= plugins
+    assert generated["statistics"]["identical"]
+    assert generated["statistics"]["accepted_by_source"]["parrot"] > 10
+    assert generated["statistics"]["faults"] == {}
+    assert replayed["runs"][0]["pooled"]["tau"] > 1.5
 
 
 def test_they_pass_their_conformance_kits(made, shell):
-    """One process runs the tests of all, since most of its time is the import of torch."""
-    assert commands(made / "specplug-parrot")[1] == "pytest"
+    """One process runs the tests of all."""
+    assert {commands(package)[1] for package in made.iterdir()} == {"pytest"}
     (passed,) = re.findall(r"(\d+) passed", shell.run("pytest -p no:cacheprovider specplug-*", made))
     assert int(passed) > 50  # the others are skipped: clauses of what these plug-ins do not declare
-
-
-def test_they_draft_together_and_leave_the_text_as_it_is(made, shell):
-    chosen = json.dumps({"verifier": "agree", "faults": {"host_deadline_ms": None}})
-    (command,) = (each for each in commands(made / "specplug-parrot") if each.startswith("specplug generate"))
-    found = json.loads(shell.run(f"{command} --policy frugal --json", made, SPECPLUG_CONFIG=chosen))["statistics"]
-    assert found["identical"]
-    assert found["accepted_by_source"]["parrot"] > 10
-    assert found["faults"] == {}
-
-
-def test_they_replay(made, shell):
-    *_, command = commands(made / "specplug-parrot")
-    alone = command.replace(" --proposer ngram", "")
-    (run,) = json.loads(shell.run(f"{alone} --policy frugal {REPLAYED}", made))["runs"]
-    assert run["pooled"]["tau"] > 1.5
 
 
 @pytest.mark.slow
@@ -116,7 +154,9 @@ def test_the_documented_figures_are_those_of_the_shipped_traces(made, shell, rul
     if rule == "last two tokens":
         module.write_text(changed(original))
     try:
-        (run,) = json.loads(shell.run("specplug replay --proposer parrot --batch 1 --json", tmp_path))["runs"]
+        words = ["replay", "--proposer", "parrot", "--batch", "1", "--json"]
+        (shown,) = shell.specplug(tmp_path, [({"SPECPLUG_CONFIG": json.dumps({"faults": NO_DEADLINE})}, words)])
+        (run,) = json.loads(shown)["runs"]
     finally:
         module.write_text(original)
     found = [*run["workloads"].values(), run["pooled"]]
@@ -124,10 +164,11 @@ def test_the_documented_figures_are_those_of_the_shipped_traces(made, shell, rul
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "name"), NAMES.items())
-def test_every_command_of_a_readme_runs(made, shell, kind, name):
-    assert kind in (made / f"specplug-{name}" / "README.md").read_text()
-    shell.run("\n".join(["set -e", *commands(made / f"specplug-{name}")]), made / f"specplug-{name}")
+def test_what_takes_long_in_a_readme_runs_as_it_stands(made, shell):
+    own = [each for name in NAMES.values() for each in specplug_commands(made / f"specplug-{name}")]
+    long = [each for each in own if each[1][0] in ("replay", "audit")]
+    assert [words[0] for _, words in long] == ["replay", "replay", "audit"]
+    shell.specplug(made, long)
 
 
 def test_the_documentation_shows_what_is_made(made):

@@ -17,7 +17,7 @@ from transformers import AutoConfig
 from specplug.draft_model.facts import ModelFacts, Parameters, cache_elements, count_parameters, read_facts
 from specplug.draft_model.model import DraftModel
 from specplug.metrics import SpecMetrics
-from specplug.tools.cli.pairing import check_acceptance, check_outputs, check_size, shape_of
+from specplug.tools.cli.pairing import check_acceptance, check_outputs, check_size, count_shape
 from specplug.tools.demo import model_path
 from tests.tools.cli import tools
 
@@ -98,7 +98,7 @@ def test_another_tokenizer_with_a_quick_run(tmp_path):
     ],
 )
 def test_a_draft_model_above_half_of_the_target_warns(parameters: int, status: str, remedy: str):
-    tiny = shape_of(read_facts(str(model_path())))
+    tiny = count_shape(read_facts(str(model_path())))
     found = check_size(*(replace(tiny, weights=Parameters(count, 0)) for count in (100, parameters)))
     assert (found.status, remedy in found.remedy, "swapped" in found.remedy) == (status, True, parameters > 100)
 
@@ -197,7 +197,7 @@ def test_facts_of_a_mixture_of_experts():
     config = AutoConfig.for_model("qwen3_moe", num_experts_per_tok=2, vocab_size=100, **sizes)
     found = count_parameters(ModelFacts("mixture", config))
     assert (found.experts, found.experts_per_token, found.expert) == (8, 2, 2 * 3 * 64 * 32)
-    shape = shape_of(ModelFacts("mixture", config))
+    shape = count_shape(ModelFacts("mixture", config))
     assert shape.parameters == found.dense + found.embedding + 8 * found.expert
     assert shape.parameters_read(1) == pytest.approx(found.dense + 2 * found.expert)
     assert found.embedding == 100 * 64
@@ -266,6 +266,6 @@ def test_outputs_that_differ_fail_in_float32_alone(monkeypatch):
 def test_a_run_without_drafts_or_with_faults_is_seen():
     counters = SpecMetrics(["a"], 4)
     assert check_acceptance(counters.snapshot(), 4, 1, 8).status == "warn"
-    counters.fault("crosstok", "raised")
+    counters.count_fault("crosstok", "raised")
     found = check_acceptance(counters.snapshot(), 4, 1, 8)
     assert (found.status, "1 raised (crosstok)" in found.summary) == ("fail", True)

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from specplug.tools.client.interrupt import interruptible
+from specplug.tools.client.interrupt import run_interruptible
 
 
 @pytest.fixture(autouse=True)
@@ -51,23 +51,23 @@ class Command:
 def test_ctrl_c_ends_a_task_wherever_it_is(where):
     command = Command()
     with pytest.raises(KeyboardInterrupt):
-        asyncio.run(interruptible(command.run(where)))
+        asyncio.run(run_interruptible(command.run(where)))
     assert (command.went_on, command.cleaned_up) == (False, True)
 
 
 def test_an_ignored_signal_stays_ignored():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     command = Command()
-    asyncio.run(interruptible(command._press()))
+    asyncio.run(run_interruptible(command._press()))
     assert command.went_on
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_afterwards_the_handler_is_pythons_own():
-    asyncio.run(interruptible(asyncio.sleep(0)))
+    asyncio.run(run_interruptible(asyncio.sleep(0)))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_thread_waits_without_a_handler_of_its_own():
     """Only the main thread may set one; there a program's own event loop has one already."""
-    assert asyncio.run(asyncio.to_thread(lambda: asyncio.run(interruptible(asyncio.sleep(0, "done"))))) == "done"
+    assert asyncio.run(asyncio.to_thread(lambda: asyncio.run(run_interruptible(asyncio.sleep(0, "done"))))) == "done"

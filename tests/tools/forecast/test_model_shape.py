@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from specplug.draft_model.facts import ModelFacts, Parameters
 from specplug.errors import SpecplugError
 from specplug.tools.demo import model_path
-from specplug.tools.forecast.model_shape import ModelShape, read_shape, shape_of
+from specplug.tools.forecast.model_shape import ModelShape, count_shape, read_shape
 from tests.tools.forecast.configs import write_config
 
 
@@ -62,7 +62,7 @@ def test_the_cache_holds_heads_or_latents(tmp_path, name, elements, heads, flops
 
 def test_a_model_without_attention_has_no_cache():
     config = AutoConfig.for_model("mamba", hidden_size=64, num_hidden_layers=2, vocab_size=100)
-    shape = shape_of(ModelFacts("mamba", config))
+    shape = count_shape(ModelFacts("mamba", config))
     assert (shape.kv_elements, shape.attention_flops, shape.kv_heads) == (0, 0, 1)
 
 

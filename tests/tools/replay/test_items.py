@@ -20,7 +20,7 @@ from specplug.tools.replay.items import (
     DISTRACTOR_TOKENS,
     Item,
     corpora_of,
-    distractors,
+    distractor_corpora,
     read_traces,
     tokenize,
     without_documents,
@@ -268,20 +268,20 @@ def test_without_documents_there_is_no_corpus():
 
 def test_distractors_are_other_workloads_prompts_in_turn():
     first, second = [ids(1, 1, 1), ids(2)], [ids(5), ids(6), ids(7)]
-    found = distractors([first, second], 2)
+    found = distractor_corpora([first, second], 2)
     assert [[text.tolist() for text in corpus] for corpus in found] == [[[1, 1, 1], [7]], [[5], [2], [6]]]
-    assert distractors([first, second], 0) == ()
+    assert distractor_corpora([first, second], 0) == ()
 
 
 def test_a_distractor_is_of_bounded_size():
     prompts = [np.arange(number, number + 20_000, dtype=np.int32) for number in range(9)]
-    sizes = [sum(text.size for text in corpus) for corpus in distractors([prompts], 3)]
+    sizes = [sum(text.size for text in corpus) for corpus in distractor_corpora([prompts], 3)]
     assert sizes == [DISTRACTOR_TOKENS] * 3
 
 
 def test_too_few_prompts_for_distractors_are_an_error():
     with pytest.raises(SettingsError, match=r"prompts for 2.*at least 3"):
-        distractors([[ids(1), ids(2), ids(2)]], 3)
+        distractor_corpora([[ids(1), ids(2), ids(2)]], 3)
 
 
 @pytest.mark.parametrize("mode", ["serving", "cold"])

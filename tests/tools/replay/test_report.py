@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specplug.tools.replay.calibration import FINE_BINS, RANKS, Calibration, rank_of, together
+from specplug.tools.replay.calibration import FINE_BINS, RANKS, Calibration, merge_calibrations, rank_of
 from specplug.tools.replay.engine import Setup
 from specplug.tools.replay.report import ReplayReport
 from specplug.tools.replay.run import ReplayRun
@@ -49,7 +49,13 @@ def test_nothing_counted_is_nothing_divided():
     assert nothing.tau == nothing.acceptance_rate == nothing.waste == nothing.speedup(8) == 0
     assert mean_speedup([nothing], 8) == 0
     empty = Calibration()
-    assert (empty.brier, empty.auc, empty.curve(), empty.as_dict(), together([]).as_dict()) == (0, None, [], None, None)
+    assert (empty.brier, empty.auc, empty.curve(), empty.as_dict(), merge_calibrations([]).as_dict()) == (
+        0,
+        None,
+        [],
+        None,
+        None,
+    )
 
 
 def test_calibration_by_hand():
@@ -72,7 +78,7 @@ def test_calibrations_of_workloads_add():
     one, other = Calibration(), Calibration()
     one.add([(0.25, True), (0.75, True), (0.125, False)] * 3000)
     other.add([(0.5, True)] * 3000)
-    both = together([one, other])
+    both = merge_calibrations([one, other])
     assert both.count == 12_000
     assert both.sums.shape == (4, FINE_BINS)
     assert both.ranks.sum() == 12_000
@@ -187,7 +193,7 @@ def test_brier_and_gap_are_what_their_definitions_say(tokens, cut):
     halves = [Calibration(), Calibration()]
     halves[0].add(tokens[:cut])
     halves[1].add(tokens[cut:])
-    whole = together(halves)
+    whole = merge_calibrations(halves)
     found = whole.as_dict()
     assert found is not None
     share = sum(accepted for _, accepted in tokens) / len(tokens)
@@ -211,9 +217,9 @@ def test_auc_is_the_share_of_pairs_in_the_right_order(tokens, cut):
     halves[0].add(tokens[:cut])
     halves[1].add(tokens[cut:])
     ranked = [(int(rank_of(np.array([confidence]))[0]), accepted) for confidence, accepted in tokens]
-    assert together(halves).auc == pytest.approx(plain_auc(ranked))
+    assert merge_calibrations(halves).auc == pytest.approx(plain_auc(ranked))
     if all(a == b or abs(a - b) > 0.001 for a, _ in tokens for b, _ in tokens):  # bins tell these apart
-        assert together(halves).auc == pytest.approx(plain_auc(tokens))
+        assert merge_calibrations(halves).auc == pytest.approx(plain_auc(tokens))
 
 
 @given(st.lists(PROBABILITIES, min_size=2))

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from specplug.plugins.specs import PolicySpec, ProposerSpec, hookimpl
 from specplug.types.caps import Distribution, ProposerCaps
 
-HOST, DEVICE = ProposerCaps(needs_host=True), ProposerCaps()
+HOST = ProposerCaps(needs_host=True)
+DEVICE = ProposerCaps()
 LEARNS = ProposerCaps(needs_host=True, learns=True)
 TREES = ProposerCaps(needs_host=True, trees=True)
-LOGITS, PROBS = ProposerCaps(distribution=Distribution.LOGITS), ProposerCaps(distribution=Distribution.PROBS)
+LOGITS = ProposerCaps(distribution=Distribution.LOGITS)
+PROBS = ProposerCaps(distribution=Distribution.PROBS)
 
 ON_DEVICE = ProposerCaps(distribution=Distribution.LOGITS, learns=True)
 

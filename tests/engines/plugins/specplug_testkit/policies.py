@@ -42,7 +42,8 @@ class LearningPlanner(Planner):
             self.costs.append(stats.last_step)
         price = min(1.0, SHARE * self._emitted / self._steps)
         self.prices.append(price)
-        rate, draft_length = self._accepted / self._verified, 0
+        rate = self._accepted / self._verified
+        draft_length = 0
         while draft_length < self._caps.max_draft_length and rate ** (draft_length + 1) >= price:
             draft_length += 1
         costs = CostPoint(0, 0.0), CostPoint(1000, 1000 * price)

@@ -13,7 +13,8 @@ from specplug.types.request import Request
 from specplug.types.step import Draft, EngineBatch
 from specplug_testkit.options import BranchesOptions
 
-RIGHT, WRONG = 0.9, 0.05  # confidences
+RIGHT = 0.9  # confidences
+WRONG = 0.05
 
 
 class Tree(NamedTuple):
@@ -51,7 +52,8 @@ class Thicket(_Trees):
     def tree(self, text: list[int], limit: int, request: Request | None) -> Tree:
         place = 0 if request is None else len(text) - request.prompt_length
         answer = request.references[0].token_ids.tolist() if request is not None and request.references else []
-        tree, parent = Tree([], [], []), ROOT
+        tree = Tree([], [], [])
+        parent = ROOT
         for token in answer[place : place + limit + 1]:
             for drafted, confidence in ((token + 1, WRONG), (token, RIGHT)):
                 if len(tree.tokens) == limit:
@@ -74,7 +76,9 @@ class Branches(_Trees):
         self._options: BranchesOptions = context.options or BranchesOptions()
 
     def tree(self, text: list[int], limit: int, request: Request | None) -> Tree:
-        after, tree, open_ends = self._options.after, Tree([], [], []), deque([(text[-1], ROOT)])
+        after = self._options.after
+        tree = Tree([], [], [])
+        open_ends = deque([(text[-1], ROOT)])
         while open_ends and after:
             above, parent = open_ends.popleft()
             for token in after[above % len(after)]:

@@ -31,7 +31,8 @@ class TinyModel(Proposer):
     """
 
     def __init__(self, context: PluginContext) -> None:
-        self._target_path, device = context.target_path, context.device
+        self._target_path = context.target_path
+        device = context.device
         self.draft_vocab = torch.tensor(_vocabulary(context), device=device)
         embeddings = torch.randn(context.vocab_size, _WIDTH, generator=torch.Generator().manual_seed(12345))
         own = torch.nn.functional.normalize(embeddings.to(device)[self.draft_vocab], dim=-1)

@@ -13,4 +13,4 @@ def register() -> None:
     from specplug_vllm.startup import recurrent
 
     kernels.install()
-    recurrent.kernels_roll_back = lambda vllm_config: True
+    recurrent.can_roll_back = lambda vllm_config: True

@@ -46,7 +46,8 @@ def delta_step(
     """
     out = torch.zeros_like(v)
     decay, beta = gates(A_log, a, b, dt_bias)
-    starts, state = cu_seqlens.tolist(), initial_state
+    starts = cu_seqlens.tolist()
+    state = initial_state
     for row in range(len(starts) - 1):
         start, stop = starts[row : row + 2]
         blocks = ssm_state_indices[row].reshape(-1).long()
@@ -91,7 +92,8 @@ def delta_prefill(
     *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor, cu_seqlens: Tensor, **_: Any
 ) -> tuple[Tensor, Tensor]:
     """Read texts that lie one after the other, q and k normalized; return outputs and last states [R, HV, V, K]."""
-    out, last = torch.zeros_like(v), initial_state.clone()
+    out = torch.zeros_like(v)
+    last = initial_state.clone()
     starts = cu_seqlens.tolist()
     for row in range(len(starts) - 1):
         for token in range(*starts[row : row + 2]):

@@ -17,7 +17,8 @@ def install() -> None:
 
     from specplug_test_recurrent import gated_delta
 
-    baseline_conv, baseline_scan = mamba_mixer2.causal_conv1d_update, mamba_mixer2.selective_state_update
+    baseline_conv = mamba_mixer2.causal_conv1d_update
+    baseline_scan = mamba_mixer2.selective_state_update
 
     def conv(x: Tensor, state: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if kwargs.get("num_accepted_tokens") is not None:
@@ -73,8 +74,10 @@ def conv_step(
     The state [S, D, W - 1 + K] has by block what was convolved before, then the drafts of the step before; of the
     blocks [B, 1 + K] the first column counts; accepted tokens [B] include the bonus.
     """
-    out, before = torch.empty_like(x), weight.shape[1] - 1
-    starts, blocks = query_start_loc.tolist(), conv_state_indices.reshape(len(conv_state_indices), -1)[:, 0].tolist()
+    out = torch.empty_like(x)
+    before = weight.shape[1] - 1
+    starts = query_start_loc.tolist()
+    blocks = conv_state_indices.reshape(len(conv_state_indices), -1)[:, 0].tolist()
     for row, accepted in enumerate(num_accepted_tokens.tolist()):
         block = blocks[row]
         start, stop = starts[row : row + 2]
@@ -149,9 +152,11 @@ def scan_chunks(
     texts, and `seq_idx` [chunks] names each one's.
     """
     states: list[Tensor] = []
-    texts, bounds = seq_idx.tolist(), cu_chunk_seqlens.tolist()
+    texts = seq_idx.tolist()
+    bounds = cu_chunk_seqlens.tolist()
     for chunk, text in enumerate(texts):
-        here, size = slice(*bounds[chunk : chunk + 2]), bounds[chunk + 1] - bounds[chunk]
+        here = slice(*bounds[chunk : chunk + 2])
+        size = bounds[chunk + 1] - bounds[chunk]
         goes_on = chunk > 0 and texts[chunk - 1] == text
         before = states[-1] if goes_on else None if initial_states is None else initial_states[text : text + 1]
         kwargs |= {"cu_seqlens": torch.tensor([0, size]), "cu_chunk_seqlens": torch.tensor([0, size])}

@@ -31,7 +31,9 @@ def patch_once() -> None:
     """
     from triton.runtime import interpreter
 
-    original, kept, patched = interpreter._patch_lang, _Kept(), set()
+    original = interpreter._patch_lang
+    kept = _Kept()
+    patched = set()
     if hasattr(original, "_specplug_test"):
         return
 
@@ -50,7 +52,8 @@ def leave_out_checks() -> None:
     from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
-    original, found = interpreter._get_np_dtype, {}
+    original = interpreter._get_np_dtype
+    found = {}
     if hasattr(original, "_specplug_test"):
         return
 
@@ -84,7 +87,8 @@ def fix_masks() -> None:
             mask.data = (mask.data & 1).astype(np.bool_)  # a 1-bit integer is its lowest bit
         return mask
 
-    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+    load = InterpreterBuilder.create_masked_load
+    store = InterpreterBuilder.create_masked_store
     if hasattr(load, "__wrapped__"):
         return
 

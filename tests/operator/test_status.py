@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specplug.operator.summary import REASONS, decision, reason
+from specplug.operator.status import REASONS, decision, reason
 
 PADDED = {"why": "w", "draft_length": 3, "speed_up": 1.2}
 RAGGED = {"why": "w", "draft_length": 8, "speed_up": 1.5}

@@ -1,21 +1,20 @@
-"""Error messages for wrong settings and request fields: all mistakes in one message, one per line."""
+"""Error messages for what users write: settings, request fields and orders.  One message has all mistakes."""
 
 from __future__ import annotations
 
-import itertools
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from specplug.errors import SpecplugError, suggest, text_of
-from specplug.settings.model import leaves
+from specplug.errors import SpecplugError, excerpt, quote, suggest
 
-_LONGEST_VALUE = 80
-_MOST_SHOWN = 20
-_DEEPEST = 8
+M = TypeVar("M", bound=BaseModel)
+
+_MAX_SHOWN = 20
 _PLAINER = {
     "model_type": "a mapping",
     "dict_type": "a mapping",
@@ -31,7 +30,7 @@ class Mistake:
     Attributes:
         key: dotted; empty when the mapping as a whole is wrong.
         what: a description of the defect.
-        found: the value, shortened by `shown`; None omits it from the message.
+        found: the value, shortened by `quote`; None omits it from the message.
         expected, remedy: as in `SpecplugError.build`.
     """
 
@@ -47,34 +46,48 @@ class Mistake:
         return str(SpecplugError.build(self.what, who=origin, **about))
 
 
-def shown(value: object) -> str:
-    """Return a value as messages quote it: on one line and shortened."""
-    try:
-        text = text_of(_excerpt(value), repr)
-    except Exception:  # a mapping of a user's own class may raise, too
-        text = text_of(value, repr)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
-
-
-def _excerpt(value: object, depth: int = _DEEPEST) -> object:
-    """Return the part of a large or deep value that messages show; its full `repr` could take a second, or fail."""
-    if not depth and isinstance(value, (Mapping, list, tuple)):
-        return "..."
-    if isinstance(value, Mapping):
-        return {key: _excerpt(item, depth - 1) for key, item in itertools.islice(value.items(), _LONGEST_VALUE)}
-    if isinstance(value, list):
-        return [_excerpt(item, depth - 1) for item in value[: _LONGEST_VALUE + 1]]
-    if isinstance(value, tuple):
-        return tuple(_excerpt(item, depth - 1) for item in value[: _LONGEST_VALUE + 1])
-    return value[: _LONGEST_VALUE + 1] if isinstance(value, str) else value
-
-
-def together(lines: Sequence[str], noun: str) -> str:
+def join_mistakes(lines: Sequence[str], noun: str) -> str:
     """Return one message that lists all mistakes."""
     if len(lines) == 1:
         return lines[0]
-    more = [f"... and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
-    return "\n  ".join([f"{len(lines)} {noun}s are wrong:", *lines[:_MOST_SHOWN], *more])
+    more = [f"... and {len(lines) - _MAX_SHOWN} more"] if len(lines) > _MAX_SHOWN else []
+    return "\n  ".join([f"{len(lines)} {noun}s are wrong:", *lines[:_MAX_SHOWN], *more])
+
+
+def json_value(text: str | bytes | bytearray, kind: type[SpecplugError], what: str, **about: str | None) -> Any:
+    """Return the value of a JSON text.  Python code joins the keys, so that other threads can run meanwhile.
+
+    Raises:
+        kind: the text is not JSON, or gives a key twice; the message begins with `what`.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise kind.build(what, **about, found=str(error)) from None  # type: ignore[arg-type]
+
+
+def json_object(text: str | bytes | bytearray, kind: type[SpecplugError], what: str, **about: str | None) -> Any:
+    """Return the object of a JSON text; raise `kind` for a text that is not JSON, has a key twice, or is no object."""
+    return require_mapping(json_value(text, kind, what, expected="a JSON object", **about), kind, what, **about)
+
+
+def require_mapping(value: object, kind: type[SpecplugError], what: str, **about: str | None) -> Any:
+    """Return a value if it is a mapping; raise `kind` otherwise."""
+    if isinstance(value, Mapping):
+        return value
+    raise kind.build(what, **about, found=quote(value), expected="a JSON object")  # type: ignore[arg-type]
+
+
+def validate(model: type[M], raw: Mapping[Any, Any], kind: type[SpecplugError], noun: str, who: str | None = None) -> M:
+    """Return plain data as its model.
+
+    Raises:
+        kind: keys are unknown or values bad; one message lists all of them.
+    """
+    try:
+        return model.model_validate(dict(raw))
+    except ValidationError as error:
+        raise kind(join_mistakes([mistake.line(who) for mistake in from_pydantic(error, model, noun)], noun)) from None
 
 
 def from_pydantic(error: ValidationError, model: type[BaseModel], noun: str, prefix: str = "") -> list[Mistake]:
@@ -87,30 +100,49 @@ def from_pydantic(error: ValidationError, model: type[BaseModel], noun: str, pre
     removed: Mapping[str, str] = getattr(model, "removed", {})
     for item in error.errors(include_url=False):
         key = prefix + ".".join(str(part) for part in item["loc"]) if item["loc"] else prefix.rstrip(".")
-        if len(mistakes) >= _MOST_SHOWN:
-            mistakes.append(Mistake(key, f"bad {noun} {shown(key)}"))
+        if len(mistakes) >= _MAX_SHOWN:
+            mistakes.append(Mistake(key, f"bad {noun} {quote(key)}"))
         elif item["type"] == "extra_forbidden" and item["loc"][0] in removed:
-            what = f"{noun} {shown(key)} was removed, as {removed[str(item['loc'][0])]}"
-            mistakes.append(Mistake(key, what, shown(item["input"]), remedy="Leave it out"))
+            what = f"{noun} {quote(key)} was removed, as {removed[str(item['loc'][0])]}"
+            mistakes.append(Mistake(key, what, quote(item["input"]), remedy="Leave it out"))
         elif item["type"] == "extra_forbidden":
             parent = ".".join(str(part) for part in item["loc"][:-1])
             names = {f"{parent}.{name}" if parent else name for name in _fields_at(model, item["loc"][:-1])}
             known = {prefix + name for name in names | {leaf.key for leaf in leaves(model)}}
-            mistakes.append(unknown(key, item["input"], known, noun))
+            mistakes.append(unknown_key(key, item["input"], known, noun))
         elif item["type"] == "missing":
-            mistakes.append(Mistake(key, f"{noun} {shown(key)} is missing"))
+            mistakes.append(Mistake(key, f"{noun} {quote(key)} is missing"))
         else:
-            where = f"bad value for {noun} {shown(key)}" if key else f"bad {noun}s"
+            where = f"bad value for {noun} {quote(key)}" if key else f"bad {noun}s"
             expected = _PLAINER.get(item["type"]) or _expectation(item["msg"])
             choices = re.findall(r"'([^']*)'", expected) if item["type"] == "literal_error" else []
-            remedy = suggest(str(_excerpt(item["input"])), choices) if choices else None
-            mistakes.append(Mistake(key, where, shown(item["input"]), expected, remedy))
+            remedy = suggest(str(excerpt(item["input"])), choices) if choices else None
+            mistakes.append(Mistake(key, where, quote(item["input"]), expected, remedy))
     return mistakes
 
 
-def unknown(key: str, value: object, known: set[str], noun: str) -> Mistake:
+def unknown_key(key: str, value: object, known: set[str], noun: str) -> Mistake:
     """Return the mistake of a key that does not exist."""
-    return Mistake(key, f"unknown {noun} {shown(key)}", shown(value), remedy=suggest(key, known))
+    return Mistake(key, f"unknown {noun} {quote(key)}", quote(value), remedy=suggest(key, known))
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One setting that can be given, by its dotted key."""
+
+    key: str
+    default: object
+    description: str
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[Leaf]:
+    """Yield every setting of `model`, with sections expanded to their fields."""
+    for name, field in model.model_fields.items():
+        nested = field.annotation
+        if isinstance(nested, type) and issubclass(nested, BaseModel):
+            yield from leaves(nested, f"{prefix}{name}.")
+        else:
+            yield Leaf(prefix + name, field.get_default(call_default_factory=True), field.description or "")
 
 
 def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -122,12 +154,12 @@ def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def no_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _no_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Raise `ValueError` for a key that is given twice, which JSON allows."""
     layer: dict[str, Any] = {}
     for key, value in pairs:
         if key in layer:
-            raise ValueError(f"key {shown(key)} twice")
+            raise ValueError(f"key {quote(key)} twice")
         layer[key] = value
     return layer
 
