@@ -15,7 +15,7 @@ import torch
 
 from specplug.corpus import segment as corpus_file
 from specplug.corpus.documents import Document
-from specplug.lookup import compiled, corpora
+from specplug.lookup import compiled, corpora, storage
 from specplug.lookup import layout as at
 from specplug.lookup.corpora import Segment
 
@@ -62,27 +62,27 @@ class Ours:
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self._numbers = corpora.Numbers()
-        self._state = at.allocate(MOST, KEY, 1, 0)
+        self._state = storage.allocate(MOST, KEY, 1, 0)
         self._texts = np.full((MOST, KEY), -1, np.int32)
         self._slots = torch.arange(MOST)
         self._ones = torch.ones(MOST, dtype=torch.int32)
         self._lengths = torch.full((MOST,), KEY, dtype=torch.int32)
-        at.begin(self._state, self._slots, self._ones, 0 * self._ones, 0 * self._ones)
+        storage.begin(self._state, self._slots, self._ones, 0 * self._ones, 0 * self._ones)
         self.load(segments)
-        corpora.assign(self._state, self._slots, [self._numbers.known("", [])] * MOST)
+        corpora.assign(self._state, self._slots, [self._numbers.known_numbers("", [])] * MOST)
         no_ids = torch.zeros(MOST, 0, dtype=torch.int32)
         source = at.Source(
             torch.zeros(MOST, KEY, dtype=torch.int32), self._slots, 0 * self._ones, self._lengths, no_ids
         )
-        compiled.ingest(self._views, self._texts, self._rows(MOST), at.views(source))
+        compiled.ingest(self._views, self._texts, self._rows(MOST), storage.views(source))
 
     def load(self, segments: Sequence[Segment]) -> None:
         """Set the segments to search."""
-        self._state = corpora.use(self._state, corpora.loaded({"": segments}, self._numbers, MOST))
-        self._views = at.views(self._state)
+        self._state = corpora.use(self._state, corpora.load({"": segments}, self._numbers, MOST))
+        self._views = storage.views(self._state)
 
     def _rows(self, count: int) -> Any:
-        return at.views(at.Rows(*(it[:count] for it in (self._slots, self._ones, self._lengths, self._ones))))
+        return storage.views(at.Rows(*(it[:count] for it in (self._slots, self._ones, self._lengths, self._ones))))
 
     def prepare(self, requested: Contexts, chosen: slice) -> Any:
         """Prepare the data that an engine has anyway: the texts' last tokens."""

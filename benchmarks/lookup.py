@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.texts import library_tokens, set_aside
-from specplug.lookup import compiled
+from specplug.lookup import compiled, storage
 from specplug.lookup import layout as at
 
 K = 15
@@ -38,14 +38,14 @@ class Texts:
 
     def __init__(self, texts: torch.Tensor, ring: int) -> None:
         batch, length = texts.shape
-        self._state = at.allocate(batch, length, K, ring)
+        self._state = storage.allocate(batch, length, K, ring)
         self._texts = texts
         self._ids = torch.arange(batch)
         self._known, generations, self.lengths, firsts, self._new = torch.zeros(5, batch, dtype=torch.int32)
         self._rows = at.Rows(self._ids, generations, self.lengths, torch.full((batch,), K, dtype=torch.int32))
-        self._source = at.views(at.Source(texts, self._ids, firsts, self._new))
-        self.drafts = at.drafts_of(batch, K)
-        self._step = at.views(self._state), torch.full_like(texts, -1).numpy(), at.views(self._rows)
+        self._source = storage.views(at.Source(texts, self._ids, firsts, self._new))
+        self.drafts = storage.drafts_of(batch, K)
+        self._step = storage.views(self._state), torch.full_like(texts, -1).numpy(), storage.views(self._rows)
         self._responses = 0
         self._steps = 0
 
@@ -53,19 +53,19 @@ class Texts:
         """Begin a request in each slot."""
         self._rows.generations.add_(1)
         owners = torch.full_like(self.lengths, OWNER)
-        at.begin(self._state, self._ids, self._rows.generations, owners, torch.zeros_like(owners))
+        storage.begin(self._state, self._ids, self._rows.generations, owners, torch.zeros_like(owners))
         self._known.zero_()
 
     def draft(self) -> None:
         """Step."""
         self._steps += 1
         if self._steps % at.HALVED_EVERY == 0:
-            at.halve(self._state)
+            storage.halve(self._state)
         torch.sub(self.lengths, self._known, out=self._new)
         compiled.ingest(*self._step, self._source, True)
         self._known.copy_(self.lengths)
         compiled.scan(*self._step)
-        compiled.draft(*self._step, at.views(self.drafts), VOCAB_SIZE)
+        compiled.draft(*self._step, storage.views(self.drafts), VOCAB_SIZE)
 
     def remember(self, text: torch.Tensor, prompt: int) -> None:
         """Remember what comes after a text's prompt."""

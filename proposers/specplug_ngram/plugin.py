@@ -18,7 +18,7 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
             summary="drafts what followed earlier matches, in the text, its references and remembered responses",
             options="specplug.lookup.options:LookupSettings",
             caps=ProposerCaps(incremental=True, trees=True, extends=True, deterministic=True),
-            memory="specplug.lookup.proposer:bytes_needed",
+            memory="specplug.lookup.proposer:memory_size",
         )
     )
     register(

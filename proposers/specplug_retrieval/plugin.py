@@ -19,6 +19,6 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
             options="specplug.lookup.options:LookupSettings",
             sections=("corpora",),
             caps=ProposerCaps(incremental=True, trees=True, extends=True),
-            memory="specplug.lookup.proposer:bytes_needed",
+            memory="specplug.lookup.proposer:memory_size",
         )
     )

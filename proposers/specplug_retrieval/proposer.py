@@ -22,7 +22,8 @@ from specplug.corpus import segment as corpus_file
 from specplug.corpus.store import STORE_FILE, Store
 from specplug.corpus.view import Snapshot, View
 from specplug.interfaces import PluginContext
-from specplug.lookup.corpora import Corpora, Numbers, Segment, fitting, loaded
+from specplug.lookup import corpora
+from specplug.lookup.corpora import Corpora, Numbers, Segment
 from specplug.lookup.layout import CORPUS_SOURCE, SOURCES
 from specplug.lookup.proposer import LookupProposer
 from specplug.settings.model import CorporaSettings
@@ -241,14 +242,14 @@ class Retrieval(LookupProposer):
         self._loaded: Corpora | None = None
         self._slots = context.max_slots
         self._device = context.device
-        self._most_bytes = context.sections.get("corpora", CorporaSettings()).device_gib * (1 << 30)
+        self._max_bytes = context.sections.get("corpora", CorporaSettings()).device_gib * (1 << 30)
         self.watcher = StoreWatcher(context, self._corpora_of)
 
     def _corpora_of(self, tenants: Tenants) -> Loaded:
         left_out: tuple[str, ...] = ()
         if self._device.type != "cpu":
-            tenants, left_out = fitting(tenants, self._most_bytes)
-        return loaded(tenants, self._numbers, self._slots, self._device), left_out
+            tenants, left_out = corpora.fit_segments(tenants, self._max_bytes)
+        return corpora.load(tenants, self._numbers, self._slots, self._device), left_out
 
     def warmup(self) -> None:
         """Compile or load the kernels, and open the store."""
@@ -279,7 +280,7 @@ class Retrieval(LookupProposer):
         named = [self.watcher.document(tenant, name, corpus) for name, corpus in options.documents]
         references = [reference.token_ids for reference in request.references]
         references += [text for text in named if text is not None]
-        scope = self._numbers.known(tenant, options.corpora)
+        scope = self._numbers.known_numbers(tenant, options.corpora)
         return self.steps.begin(slot, generation, owner, references, scope)
 
     def status(self) -> dict[str, Any]:

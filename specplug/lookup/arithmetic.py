@@ -39,14 +39,14 @@ def log_odds_after(hits: int, tries: int, level: int, pairs: int = 1) -> int:
 @register_jitable
 def weight(log_odds: int, rank: int) -> int:
     """Return the weight of a vote: the square of its odds, less what its rank costs; below 2^55."""
-    log = max(2 * min(log_odds, at.MOST_ODDS) + 2 * at.MOST_ODDS - int(at.AGES[rank]), 0)
+    log = max(2 * min(log_odds, at.MAX_ODDS) + 2 * at.MAX_ODDS - int(at.AGES[rank]), 0)
     return int(at.POWERS[log & (at.FRACTION - 1)]) << (log >> 8)
 
 
 @register_jitable
 def probability(log_odds: int) -> int:
     """Return the level, above 0 and below `LEVELS`."""
-    return int(at.PROBABILITIES[(min(max(log_odds, -at.MOST_LOG), at.MOST_LOG - 1) + at.MOST_LOG) >> 2])
+    return int(at.PROBABILITIES[(min(max(log_odds, -at.MAX_LOG), at.MAX_LOG - 1) + at.MAX_LOG) >> 2])
 
 
 @register_jitable
@@ -65,7 +65,7 @@ def share_class(score: int, total: int) -> int:
 
 
 @register_jitable
-def mixed(hashed: int, token: int) -> int:
+def next_hash(hashed: int, token: int) -> int:
     """Return a hash, of 31 bits, of another hash and a token."""
     return (((hashed ^ token) & 0x7FFFFFFF) * at.MULTIPLIER >> 16) & 0x7FFFFFFF
 
@@ -75,12 +75,12 @@ def bucket_of(text: Any, end: int, tokens: int, owner: int, buckets: int) -> int
     """Return the bucket of the tokens before `end` in an owner's texts; -1 if they are too few, or not all text."""
     if end < tokens:
         return -1
-    hashed = mixed(owner, 0)
+    hashed = next_hash(owner, 0)
     for distance in range(tokens):
         token = int(text[end - 1 - distance])
         if token < 0:
             return -1
-        hashed = mixed(hashed, token)
+        hashed = next_hash(hashed, token)
     return (hashed >> 4) & (buckets - 1)
 
 
@@ -111,8 +111,8 @@ def judging_rows(
     supported = (support > 1) + (support > 3)
     rate = (hit_rate >= at.LEVELS // 4) + (hit_rate >= at.LEVELS * 3 // 5)
     key = ((size * counts.SHARES + share) * counts.SUPPORTS + supported) * counts.HIT_RATES + rate
-    context = mixed(mixed(owner, 0), last) >> 4 & (counts.HASHES - 1)
+    context = next_hash(next_hash(owner, 0), last) >> 4 & (counts.HASHES - 1)
     context = 3 * (context * counts.COARSE + min(size // 2, counts.COARSE - 1)) + (share > 2) + (share > 5)
-    own = mixed(mixed(owner, 0), token) >> 4 & (counts.HASHES - 1)
+    own = next_hash(next_hash(owner, 0), token) >> 4 & (counts.HASHES - 1)
     evidence = counts.EVIDENCE + (key * counts.ORIGINS + origins) * 2 + near
     return evidence, counts.CONTEXTS + context, counts.TOKENS + 2 * own + (share > 4)

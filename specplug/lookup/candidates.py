@@ -1,6 +1,6 @@
 """Candidates for a row's next token, from its own text, responses and siblings; the same code in both forms for CPUs.
 
-A text that ends in tokens of the engine's draft has candidates that continue those; they do not move its anchors.
+If a text ends in tokens of the engine's draft, its candidates continue these tokens, and its anchors do not move.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from specplug.lookup.layout import KIND, LENGTH, PLACE, RANK, TOKEN, State
 
 @register_jitable
 def ring_token(state: State, owner: int, place: int) -> int:
-    """Return the token at a place of the ring; -1 if it is dead or another owner's, and is not read then."""
+    """Return the token at a place of the ring; -1 without reading it if the place is dead or another owner's."""
     end = int(state.end[0])
     capacity = state.ring.size
     index = place & (capacity - 1)
@@ -39,11 +39,11 @@ def ring_match(state: State, text: Any, n: int, owner: int, place: int) -> int:
 
 
 @register_jitable
-def candidates(state: State, slot: int, text: Any, n: int, matches: Any, found: Any) -> int:
-    """Write a row's candidates to `found` [CANDIDATES, 7] by ascending index, keep the anchors, and return the number.
+def find_candidates(state: State, slot: int, text: Any, n: int, matches: Any, candidates: Any) -> int:
+    """Write a row's candidates to [CANDIDATES, 7] by ascending index, update the anchors, and return their number.
 
-    Own matches are those of `State.matches`.  If the best of own text, or of responses, has at least `FOLLOWED` tokens,
-    it sets their anchor; otherwise that is a candidate.
+    Own matches are those of `State.matches`.  If the best match in own text, or in responses, has at least `FOLLOWED`
+    tokens, it sets the anchor there; otherwise the anchor is a candidate.
     """
     facts = state.slots[slot]
     owner = int(facts[at.OWNER])
@@ -52,29 +52,29 @@ def candidates(state: State, slot: int, text: Any, n: int, matches: Any, found: 
     anchors = facts[at.ANCHORS :]
     number = 0
     if owner:
-        number = entries(state, text, n, owner, 0, 0, found, number)
+        number = entries(state, text, n, owner, 0, 0, candidates, number)
         if number == 0:
-            number = entries(state, text, n, owner, 2, 0, found, number)
-        number = entries(state, text, n, owner, 1, at.USED, found, number)
+            number = entries(state, text, n, owner, 2, 0, candidates, number)
+        number = entries(state, text, n, owner, 1, at.USED, candidates, number)
     responses = number
     length = int(matches[0]) >> 32
     place = int(matches[0]) & 0xFFFFFFFF
     if length:
-        found[number, :TOKEN] = at.OWN_MATCH, at.OWN, place, length, 0
+        candidates[number, :TOKEN] = at.OWN_MATCH, at.OWN, place, length, 0
         number += 1
     if length < at.FOLLOWED:
         nearby, known = anchor(state, slot, 0, text, n, owner)
         if known >= 0 and length and abs(place - nearby) < at.WINDOW:
-            found[number - 1, KIND] = at.NEAR
+            candidates[number - 1, KIND] = at.NEAR
         if known >= 0 and (length == 0 or place != nearby):
-            found[number, :TOKEN] = at.OWN_ANCHOR, at.ALIGNED, nearby, known, 0
+            candidates[number, :TOKEN] = at.OWN_ANCHOR, at.ALIGNED, nearby, known, 0
             number += 1
     elif length - engine >= at.FOLLOWED:
         anchors[0] = place - n
         anchors[1] = n - engine
     best = 0
     for k in range(responses):
-        best = max(best, (found[k, LENGTH] << 32) + found[k, PLACE])
+        best = max(best, (candidates[k, LENGTH] << 32) + candidates[k, PLACE])
     if best >> 32 >= at.FOLLOWED:
         if (best >> 32) - engine >= at.FOLLOWED:
             anchors[2] = (best & 0xFFFFFFFF) - n
@@ -82,21 +82,21 @@ def candidates(state: State, slot: int, text: Any, n: int, matches: Any, found: 
     elif owner:
         nearby, known = anchor(state, slot, 1, text, n, owner)
         if known >= 0:
-            found[number, :TOKEN] = at.RESPONSE_ANCHOR, at.RESPONSE_ALIGNED, nearby, known, 0
+            candidates[number, :TOKEN] = at.RESPONSE_ANCHOR, at.RESPONSE_ALIGNED, nearby, known, 0
             number += 1
     if group:
-        number = sibling_candidates(state, facts, text, n, group, found, number)
+        number = add_sibling_candidates(state, facts, text, n, group, candidates, number)
     index = at.OTHER_MATCHES if group else at.SIBLINGS
     for k in range(1, at.TREE_MATCHES if state.nodes.shape[0] > 0 else 1):
         if matches[k] and index < at.OTHERS_END:
-            found[number, :TOKEN] = index, at.OWN, int(matches[k]) & 0xFFFFFFFF, int(matches[k]) >> 32, 0
+            candidates[number, :TOKEN] = index, at.OWN, int(matches[k]) & 0xFFFFFFFF, int(matches[k]) >> 32, 0
             number += 1
         index += 1
     return number
 
 
 @register_jitable
-def entries(state: State, text: Any, n: int, owner: int, key: int, index: int, found: Any, number: int) -> int:
+def entries(state: State, text: Any, n: int, owner: int, key: int, index: int, candidates: Any, number: int) -> int:
     """Add an owner's entries of the text's bucket by a key that match its end, without repetitions, from `index`."""
     tokens = at.KEYS[key]
     table = state.buckets[min(key, 1)]
@@ -105,19 +105,21 @@ def entries(state: State, text: Any, n: int, owner: int, key: int, index: int, f
         place: Any = np.int64(table[bucket, arithmetic.entry_of(owner, used)])
         is_new = place > 0 and ring_token(state, owner, place) >= 0
         for k in range(number):
-            is_new = is_new and found[k, PLACE] != place
+            is_new = is_new and candidates[k, PLACE] != place
         length = ring_match(state, text, n, owner, place) if is_new else 0
         if length >= tokens:
-            found[number, :TOKEN] = index + used, at.RESPONSE, place, length, 0
+            candidates[number, :TOKEN] = index + used, at.RESPONSE, place, length, 0
             for k in range(number):
-                found[k if found[k, PLACE] < place else number, RANK] += 1
+                candidates[k if candidates[k, PLACE] < place else number, RANK] += 1
             number += 1
     return number
 
 
 @register_jitable
-def sibling_candidates(state: State, facts: Any, text: Any, n: int, group: int, found: Any, number: int) -> int:
-    """Add the group's entries in the table with long keys that match, less those of the slot itself."""
+def add_sibling_candidates(
+    state: State, facts: Any, text: Any, n: int, group: int, candidates: Any, number: int
+) -> int:
+    """Add the group's entries in the table with long keys that match, except those of the slot itself."""
     tokens = at.KEYS[0]
     bucket = arithmetic.bucket_of(text, n, tokens, group, state.buckets.shape[1])
     begin = number
@@ -126,21 +128,22 @@ def sibling_candidates(state: State, facts: Any, text: Any, n: int, group: int, 
         is_other = place > 0 and not facts[at.SPAN] <= place < facts[at.SPAN_END]
         is_other = is_other and ring_token(state, group, place) >= 0
         for other in range(begin, number):
-            is_other = is_other and found[other, PLACE] != place
+            is_other = is_other and candidates[other, PLACE] != place
         length = ring_match(state, text, n, group, place) if is_other else 0
         if length >= tokens:
-            found[number, :TOKEN] = at.SIBLINGS + k, at.RESPONSE, place, length, 0
+            candidates[number, :TOKEN] = at.SIBLINGS + k, at.RESPONSE, place, length, 0
             for other in range(begin, number):
-                found[other if found[other, PLACE] < place else number, RANK] += 1
+                candidates[other if candidates[other, PLACE] < place else number, RANK] += 1
             number += 1
     return number
 
 
 @register_jitable
 def anchor(state: State, slot: int, which: int, text: Any, n: int, owner: int) -> tuple[int, int]:
-    """Return where the text would be now in what it followed, and how many tokens match there; -1 for no candidate.
+    """Return the place that continues what the text followed, and how many tokens match there; -1 for no candidate.
 
-    It is the place after the text's last token that is nearest to the expected one, or the expected one itself.
+    The expected place is as far on as the text.  Returned is the nearest place to it that comes after the text's last
+    token, or else the expected place itself.
     """
     last = int(text[n - 1])
     shift = int(state.slots[slot, at.ANCHORS + 2 * which])
@@ -166,13 +169,13 @@ def token_at(state: State, which: int, text: Any, n: int, owner: int, place: int
 
 
 @register_jitable
-def long_enough(state: State, found: Any, number: int) -> int:
+def keep_long_enough(state: State, candidates: Any, number: int) -> int:
     """Keep the candidates with the shortest match that is drafted from, or a longer one; return their number."""
     kept = 0
     for k in range(number):
-        if found[k, LENGTH] >= state.figures[at.SHORTEST]:
+        if candidates[k, LENGTH] >= state.figures[at.SHORTEST]:
             for column in range(TOKEN if kept < k else 0):
-                found[kept, column] = found[k, column]
+                candidates[kept, column] = candidates[k, column]
             kept += 1
     return kept
 
@@ -192,7 +195,7 @@ def origin_of(kind: int) -> int:
 
 
 @register_jitable
-def predicted(state: State, text: Any, n: int, owner: int, kind: int, place: int, k: int, vocab_size: int) -> int:
+def predicted_token(state: State, text: Any, n: int, owner: int, kind: int, place: int, k: int, vocab_size: int) -> int:
     """Return the k-th token from a candidate's place on, -1 for none; `owner`: see `owner_of`.
 
     Own text goes on with the tokens that are drafted from it, so it repeats what lies between the place and its end.

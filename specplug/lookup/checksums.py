@@ -1,4 +1,4 @@
-"""Checksums of what the lookup's drafts depend on, by which tensor-parallel ranks that each draft compare it."""
+"""Checksums of all that the lookup's drafts depend on; tensor-parallel ranks that each draft compare them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from specplug.lookup import layout as at
+from specplug.lookup import storage
 from specplug.lookup.layout import State
 from specplug.types.tensors import checksum
 
@@ -22,7 +23,7 @@ def checksums(state: State, texts: Tensor, slots: Tensor) -> dict[str, Tensor]:
         slots: [B] int64, those of a step's rows, in their order.
     """
     facts = state.slots[slots]
-    own = at.own_rows(state)
+    own = storage.own_rows(state)
     common = state.counts[: len(state.counts) - own.shape[0] * own.shape[1]]
     places = facts[:, at.END, None] - 1 - torch.arange(ENDS, dtype=torch.int32, device=slots.device)
     ends = torch.where(places < 0, 0, texts[slots[:, None], places.clamp(min=0)])

@@ -16,7 +16,7 @@ import numpy as np
 
 from specplug.lookup import arithmetic, corpus_compiled, plain
 from specplug.lookup import layout as at
-from specplug.lookup.candidates import origin_of, owner_of, predicted
+from specplug.lookup.candidates import origin_of, owner_of, predicted_token
 from specplug.lookup.layout import INDEX, KIND, LENGTH, PLACE, RANK, TOKEN, WEIGHT, Drafts, State
 from specplug.lookup.learning import begin_draft, confidence
 from specplug.lookup.trees import grow
@@ -24,7 +24,7 @@ from specplug.lookup.trees import grow
 PIECE = 64
 """Places that are compared at once with the tokens that a longer match needs."""
 
-_NOT_COMPILED = {"groups", "options", "owners", "proposer", "steps"}
+_NOT_COMPILED = {"groups", "options", "owners", "proposer", "steps", "storage"}
 _SOURCES = numba.__version__.encode() + b"".join(
     it.read_bytes() for it in sorted(Path(__file__).parent.glob("*.py")) if it.stem not in _NOT_COMPILED
 )
@@ -58,7 +58,7 @@ def best_match(text: Any, n: int) -> int:
         return 0
     while high > longest and longest < at.LONGEST and text[n - 1 - longest] >= 0:
         low = max(high - PIECE, longest)
-        if _may_hold(text[low:high], text[low - longest : high - longest], last, text[n - 1 - longest]):
+        if _may_contain(text[low:high], text[low - longest : high - longest], last, text[n - 1 - longest]):
             for index in range(high - 1, low - 1, -1):
                 if text[index] == last and index >= longest and text[index - longest] == text[n - 1 - longest] >= 0:
                     length = 1
@@ -75,7 +75,7 @@ def best_match(text: Any, n: int) -> int:
 
 @compiled
 def best_matches(text: Any, n: int, found: Any) -> None:
-    """Write the best matches; the next best ones are inserted by comparing all places."""
+    """Write the best matches; those after the first are found by comparing all places."""
     found[0] = best_match(text, n)
     last = text[n - 1]
     number = 1
@@ -96,7 +96,7 @@ def best_matches(text: Any, n: int, found: Any) -> None:
 
 
 @compiled
-def _may_hold(ends: Any, starts: Any, last: int, needed: int) -> bool:
+def _may_contain(ends: Any, starts: Any, last: int, needed: int) -> bool:
     """Return whether `last` is among `ends` where `needed` is among `starts`; the loop is compiled to vectors."""
     found = np.int32(0)
     for k in range(ends.size):
@@ -106,7 +106,7 @@ def _may_hold(ends: Any, starts: Any, last: int, needed: int) -> bool:
 
 @compiled
 def vote(
-    state: State, slot: int, text: Any, n: int, found: Any, number: int, limit: int, vocab_size: int, row: int,
+    state: State, slot: int, text: Any, n: int, candidates: Any, number: int, limit: int, vocab_size: int, row: int,
     drafts: Drafts,
 ) -> int:  # fmt: skip
     """Write a row's draft, and return its length.  Candidates that agree are not weighed: their share is 1."""
@@ -125,31 +125,33 @@ def vote(
         alive = 0
         agree = True
         for k in range(number):
-            of = owner_of(facts, found[k, INDEX])
-            token = predicted(state, text, n, of, found[k, KIND], found[k, PLACE], depth, vocab_size)
+            of = owner_of(facts, candidates[k, INDEX])
+            token = predicted_token(state, text, n, of, candidates[k, KIND], candidates[k, PLACE], depth, vocab_size)
             if token >= 0:
-                _move(found, k, alive)
-                found[alive, TOKEN] = token
-                agree = agree and token == found[0, TOKEN]
+                _move(candidates, k, alive)
+                candidates[alive, TOKEN] = token
+                agree = agree and token == candidates[0, TOKEN]
                 alive += 1
         if alive == 0:
             break
-        token, share = (found[0, TOKEN], len(at.SHARE_BOUNDS)) if agree else _most_votes(state, found, alive, depth)
+        token, share = (
+            (candidates[0, TOKEN], len(at.SHARE_BOUNDS)) if agree else _winner(state, candidates, alive, depth)
+        )
         number = 0
         longest = 0
         origins = 0
         near = 0
         source = 3
         for k in range(alive):
-            if found[k, TOKEN] == token:
-                kind = found[k, KIND]
-                longest = max(longest, found[k, LENGTH] + depth)
+            if candidates[k, TOKEN] == token:
+                kind = candidates[k, KIND]
+                longest = max(longest, candidates[k, LENGTH] + depth)
                 origin = origin_of(kind)
                 if origins & 1 == 0 and origin < 4:
-                    source = 2 if origin == 2 else int(found[k, PLACE] + depth < start)
+                    source = 2 if origin == 2 else int(candidates[k, PLACE] + depth < start)
                 origins |= origin
                 near |= kind >= at.NEAR
-                _move(found, k, number)
+                _move(candidates, k, number)
                 number += 1
         size = arithmetic.length_class(longest)
         keys = arithmetic.judging_rows(token, last, owner, size, share, number, hit_rate, origins, near)
@@ -171,41 +173,41 @@ def vote(
 
 
 @compiled
-def _move(found: Any, k: int, to: int) -> None:
+def _move(candidates: Any, k: int, to: int) -> None:
     for column in range(WEIGHT if k != to else 0):  # faster than a copy of the row
-        found[to, column] = found[k, column]
+        candidates[to, column] = candidates[k, column]
 
 
 @compiled
-def _most_votes(state: State, found: Any, alive: int, drafted: int) -> tuple[int, int]:
+def _winner(state: State, candidates: Any, alive: int, drafted: int) -> tuple[int, int]:
     """Return the token with the longest expected draft, and the class of its share."""
     total = 0
     best = 0
-    most = -1
+    best_worth = -1
     best_score = 0
     for k in range(alive):
-        row = arithmetic.vote_row(found[k, KIND], found[k, LENGTH] + drafted)
+        row = arithmetic.vote_row(candidates[k, KIND], candidates[k, LENGTH] + drafted)
         log_odds = arithmetic.log_odds(int(state.counts[row, 0]), int(state.counts[row, 1]))
-        found[k, WEIGHT] = arithmetic.weight(log_odds, found[k, RANK])
-        total += found[k, WEIGHT]
+        candidates[k, WEIGHT] = arithmetic.weight(log_odds, candidates[k, RANK])
+        total += candidates[k, WEIGHT]
     for k in range(alive):
         score = 0
         longest = 0
         for other in range(alive):
-            if found[other, TOKEN] == found[k, TOKEN]:
-                score += found[other, WEIGHT]
-                longest = max(longest, found[other, LENGTH] + drafted)
+            if candidates[other, TOKEN] == candidates[k, TOKEN]:
+                score += candidates[other, WEIGHT]
+                longest = max(longest, candidates[other, LENGTH] + drafted)
         worth = score * (1 + arithmetic.length_class(longest))
-        if worth > most:
-            best = found[k, TOKEN]
-            most = worth
+        if worth > best_worth:
+            best = candidates[k, TOKEN]
+            best_worth = worth
             best_score = score
     return best, arithmetic.share_class(best_score, total)
 
 
 ingest = compiled(plain.ingest)
 scan = compiled(plain.scan, best_matches=best_matches)
-search = compiled(plain.search, best_places=corpus_compiled.best_places)
+search = compiled(plain.search, find_places=corpus_compiled.find_places)
 draft = compiled(plain.draft, vote=vote, grow=compiled(grow))
 append = compiled(plain.append)
 remember = compiled(plain.remember)

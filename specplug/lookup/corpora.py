@@ -26,7 +26,7 @@ TEXT, LENGTH, PLACES, COUNT, DOCUMENTS, NUMBER = range(at.SEGMENT_FACTS)
 
 _TOKEN = 4
 
-MOST_ON_DEVICE = (1 << 31) - 1
+MAX_ON_DEVICE = (1 << 31) - 1
 """Entries of `Corpora.corpus` on a GPU, whose kernels address them by 32 bits."""
 
 
@@ -98,18 +98,18 @@ class Numbers:
         """Return a corpus's number."""
         return self._corpora.setdefault((tenant, name), len(self._corpora) + 1)
 
-    def known(self, tenant: str | None, corpora: Sequence[str]) -> list[int]:
-        """Return a tenant's number, 0 if it has none, and those of at most `MOST_NAMED` of its corpora that have one.
+    def known_numbers(self, tenant: str | None, corpora: Sequence[str]) -> list[int]:
+        """Return a tenant's number, 0 if it has none, and those of at most `MAX_NAMED` of its corpora that have one.
 
         Clients choose these names, so a request never assigns a number.
         """
         if tenant is None or tenant not in self.tenants:
             return [0]
         found = [self._corpora[tenant, name] for name in corpora if (tenant, name) in self._corpora]
-        return [self.tenants[tenant], *found[: at.MOST_NAMED]]
+        return [self.tenants[tenant], *found[: at.MAX_NAMED]]
 
 
-def loaded(
+def load(
     tenants: Mapping[str, Sequence[Segment]],
     numbers: Numbers,
     slots: int,
@@ -158,16 +158,16 @@ def loaded(
     )
 
 
-def fitting(
-    tenants: Mapping[str, Sequence[Segment]], most_bytes: float
+def fit_segments(
+    tenants: Mapping[str, Sequence[Segment]], max_bytes: float
 ) -> tuple[dict[str, list[Segment]], tuple[str, ...]]:
-    """Return the segments that fit into a GPU's memory for corpora, in order, and a sentence for each that does not.
+    """Return the segments that fit into a GPU's memory for corpora, in order, and a message for each that does not.
 
     Args:
-        tenants: see `loaded`.
-        most_bytes: of `Corpora.corpus`.
+        tenants: see `load`.
+        max_bytes: of `Corpora.corpus`.
     """
-    room = int(min(most_bytes / _TOKEN, MOST_ON_DEVICE)) - 1  # `_flat` adds an entry
+    room = int(min(max_bytes / _TOKEN, MAX_ON_DEVICE)) - 1  # `_flat` adds an entry
     found = dict[str, list[Segment]]()
     left_out = list[str]()
     for name, segments in tenants.items():
@@ -187,20 +187,20 @@ def fitting(
 
 
 def use(state: State, corpora: Corpora) -> State:
-    """Return a state with these corpora, between two steps; requests lose the places that they follow in earlier ones.
+    """Return a state with these corpora, between two steps; anchors in earlier corpora are dropped.
 
-    `corpora` have been loaded for the state's slots and device.
+    The corpora must have been loaded for the state's slots and device.
     """
     state.slots[:, at.FOLLOWED_AT] = 0
     return state._replace(**corpora._asdict())
 
 
 def assign(state: State, slots: Tensor, scopes: Sequence[Sequence[int]]) -> None:
-    """Set what the new requests in slots, [N] int64, draft from; `layout.begin` comes before.
+    """Set what the new requests in slots, [N] int64, draft from; `storage.begin` comes before.
 
     Args:
-        state, slots: see `layout.begin`.
-        scopes: for each request what `Numbers.known` returned.
+        state, slots: see `storage.begin`.
+        scopes: for each request what `Numbers.known_numbers` returned.
     """
     facts = torch.zeros(len(scopes), at.SCOPE, dtype=torch.int32)
     for row, (tenant, *named) in enumerate(scopes):

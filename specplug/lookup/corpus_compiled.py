@@ -13,7 +13,7 @@ from specplug.lookup.layout import State
 
 
 @register_jitable
-def best_places(state: State, segment: int, scope: Any, text: Any, n: int, best: Any) -> None:
+def find_places(state: State, segment: int, scope: Any, text: Any, n: int, best: Any) -> None:
     """Write the best matches; a side is left where no better match can follow."""
     count = int(state.segments[segment, COUNT])
     point = insertion_point(state, segment, text, n)

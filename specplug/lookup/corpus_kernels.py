@@ -1,7 +1,7 @@
 """The search of corpora for GPUs, in Triton; `corpus_search` is the reference and says what each function does.
 
-`search` is of a program per row and segment of its tenant; `corpus_candidates` is a part of the kernels that draft.
-The search halves nothing: each of its turns compares as many places as a program has cursors.
+`search` runs a program per row and segment of its tenant; `find_corpus_candidates` is a part of the kernels that draft.
+Instead of halving, each turn of the search compares as many places as a program has cursors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from specplug.lookup.kernel_arithmetic import (
     FORGET,
     GENERATION,
     LONGEST,
-    MOST_NAMED,
+    MAX_NAMED,
     NAMED_CORPORA,
     PLACE_AT,
     SCOPE,
@@ -70,12 +70,12 @@ def search_kernel(
     if segment < stop:
         about = segments + segment * SEGMENT_FACTS
         own = (texts + slot * texts_stride, n + tl.load(facts + ENGINE))
-        best = best_places(about, scope, corpus, documents, own, each)
+        best = find_places(about, scope, corpus, documents, own, each)
     tl.store(corpus_matches + (row * ranks_count + rank) * CORPUS_CANDIDATES + each, best)
 
 
 @triton.jit
-def best_places(about, scope, corpus, documents, own, each):
+def find_places(about, scope, corpus, documents, own, each):
     text = corpus + tl.load(about + TEXT)
     length = tl.load(about + LENGTH).to(tl.int32)
     places = corpus + tl.load(about + PLACES)
@@ -90,7 +90,7 @@ def best_places(about, scope, corpus, documents, own, each):
         )
         mask = cursors < span
         place = place_at(places, pivots, mask, length)
-        _, below = compared(text, place, own, mask)
+        _, below = compare_places(text, place, own, mask)
         number = tl.reduce(flags(below & mask).to(tl.int32), 0, plus)
         reached = tl.reduce(tl.where(cursors == number - 1, pivots + 1, 0), 0, larger)
         over = tl.reduce(tl.where(cursors == number, pivots, 0), 0, larger)
@@ -99,7 +99,7 @@ def best_places(about, scope, corpus, documents, own, each):
     index = low + tl.where(cursors < LOOKED_AT, -1 - cursors, cursors - LOOKED_AT)
     mask = (index >= 0) & (index < count)
     place = place_at(places, index, mask, length)
-    matched, _ = compared(text, place, own, mask)
+    matched, _ = compare_places(text, place, own, mask)
     mask = flags(mask & (matched > 0))
     named = is_named(about, scope, documents, place, mask)
     worth = tl.where(mask, ((2 * matched + named) << 16) + 65535 - cursors, 0)
@@ -120,7 +120,7 @@ def place_at(places, index, mask, length):
 
 
 @triton.jit
-def compared(text, places, own, mask):
+def compare_places(text, places, own, mask):
     """Return how many tokens before each place match the text's end, and which places come before it."""
     own_text, n = own
     columns = tl.arange(0, 16)
@@ -156,15 +156,15 @@ def is_named(about, scope, documents, places, mask):
             low = tl.where(is_open & is_there, middle, low)
             high = tl.where(is_open & (is_there == 0), middle, high)
         corpus = tl.load(rows + 2 * low + 1, mask=mask, other=0)
-        for k in tl.static_range(MOST_NAMED):
+        for k in tl.static_range(MAX_NAMED):
             named = larger(named, (corpus == tl.load(scope + NAMED_CORPORA + k)).to(tl.int32))
     return named
 
 
 @triton.jit
-def corpus_candidates(found, facts, own, served):
+def find_corpus_candidates(candidates, facts, own, served):
     """Return the candidates with those of corpora, and keep the anchor."""
-    places, lengths, kinds, ranks, owners, is_there = found
+    places, lengths, kinds, ranks, owners, is_there = candidates
     scope, corpus, segments, tenants, tenants_count, corpus_matches, ranks_count, row = served
     matches = corpus_matches + row * ranks_count * CORPUS_CANDIDATES
     each = tl.arange(0, CANDIDATES)

@@ -1,7 +1,7 @@
 """The reference of the search of corpora, one row at a time; see `corpora` for their memory.
 
-`search` comes before `draft`, which takes what it found from `corpus_matches`.  A match is searched for by its place in
-the order of all places of a segment: the longest matches are next to it.
+`search` writes `corpus_matches`, from which `draft` reads.  The places of a segment are sorted by the text before them,
+so the longest matches are next to the position of the row's text in that order.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from specplug.lookup.corpora import COUNT, DOCUMENTS, LENGTH, NUMBER, PLACES, TE
 from specplug.lookup.layout import PLACE, TOKEN, Rows, State
 
 LOOKED_AT = 64
-"""Places of a segment that are examined on each side; they exceed the candidates for the sake of named corpora."""
+"""Places of a segment that are examined on each side: more than candidates, so that named corpora are found."""
 COPIES = 6
-"""Ranks that a candidate loses to the one before it: many equal passages are often copies of one text."""
+"""Ranks between one candidate and the next: equal passages are often copies of one text, which must not vote each."""
 
 
 def search(state: State, texts: Any, rows: Rows) -> None:
@@ -33,10 +33,10 @@ def search(state: State, texts: Any, rows: Rows) -> None:
             first = state.tenants[tenant]
             end = n + facts[at.ENGINE]
             for rank in range(state.tenants[tenant + 1] - first):
-                best_places(state, first + rank, state.scopes[slot], texts[slot], end, state.corpus_matches[row, rank])
+                find_places(state, first + rank, state.scopes[slot], texts[slot], end, state.corpus_matches[row, rank])
 
 
-def best_places(state: State, segment: int, scope: Any, text: Any, n: int, best: Any) -> None:
+def find_places(state: State, segment: int, scope: Any, text: Any, n: int, best: Any) -> None:
     """Write the best matches of a segment.
 
     The longer match wins, then that of a named corpus, then that of a place before the text's own in the order of the
@@ -105,20 +105,22 @@ def is_named(state: State, segment: int, scope: Any, place: int) -> int:
             low = middle
         else:
             high = middle
-    for k in range(at.MOST_NAMED):
+    for k in range(at.MAX_NAMED):
         if scope[at.NAMED_CORPORA + k] == state.documents[low, 1]:
             return 1
     return 0
 
 
 @register_jitable
-def corpus_candidates(state: State, slot: int, matches: Any, text: Any, n: int, found: Any, number: int) -> int:
-    """Add a row's candidates of corpora to `number` others, keep the anchor, and return their number.
+def find_corpus_candidates(
+    state: State, slot: int, matches: Any, text: Any, n: int, candidates: Any, number: int
+) -> int:
+    """Add a row's candidates of corpora to `number` others, update the anchor, and return the new number.
 
     Args:
-        state, slot, text, n: see `candidates.candidates`.
+        state, slot, text, n: see `candidates.find_candidates`.
         matches: [R, CORPUS_CANDIDATES] int64, the row's matches; of equal ones, those of earlier segments win.
-        found: [CANDIDATES, 7] int64; the place of these candidates is that in `State.corpus`.
+        candidates: [CANDIDATES, 7] int64; the place of these candidates is that in `State.corpus`.
         number: candidates in it so far.
     """
     facts = state.slots[slot]
@@ -144,28 +146,34 @@ def corpus_candidates(state: State, slot: int, matches: Any, text: Any, n: int, 
         place = match & 0xFFFFFFFF
         length = match >> 33
         kind = at.NAMED if match >> 32 & 1 else at.CORPUS
-        found[number, :TOKEN] = at.CORPUS_MATCH + k, kind, state.segments[segment, TEXT] + place, length, COPIES * k
+        candidates[number, :TOKEN] = (
+            at.CORPUS_MATCH + k,
+            kind,
+            state.segments[segment, TEXT] + place,
+            length,
+            COPIES * k,
+        )
         if k == 0 and length - engine >= at.FOLLOWED:
             facts[at.SEGMENT] = segment
             facts[at.SEGMENT_PLACE] = place - engine
             facts[at.PLACE_AT] = facts[at.FOLLOWED_AT] = n - engine
         number += 1
-    if number > begin and found[begin, at.LENGTH] >= at.FOLLOWED:
+    if number > begin and candidates[begin, at.LENGTH] >= at.FOLLOWED:
         return number
     place, known = corpus_anchor(state, facts, text, n)
     if known >= 0:
         place += state.segments[facts[at.SEGMENT], TEXT]
         for k in range(begin, number):
-            if found[k, PLACE] == place:
+            if candidates[k, PLACE] == place:
                 return number
-        found[number, :TOKEN] = at.CORPUS_ANCHOR, at.CORPUS_ALIGNED, place, known, 0
+        candidates[number, :TOKEN] = at.CORPUS_ANCHOR, at.CORPUS_ALIGNED, place, known, 0
         number += 1
     return number
 
 
 @register_jitable
 def corpus_anchor(state: State, facts: Any, text: Any, n: int) -> tuple[int, int]:
-    """Return where the text would be now in the text of a corpus that it followed; see `candidates.anchor`.
+    """Return the place that continues the text of a corpus that the row's text followed; see `candidates.anchor`.
 
     The place is in the segment's text; an anchor never crosses an end of the text that it followed.
     """

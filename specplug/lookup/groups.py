@@ -1,4 +1,4 @@
-"""Siblings on the host: which slots draft from each other's tokens; `layout.join` and `layout.leave` say how."""
+"""Siblings on the host: which slots draft from each other's tokens; see `storage.join` and `storage.leave`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Groups:
         self._key_of[slot] = key
 
     def of(self, slot: int) -> Group:
-        """Return the group of the request in a slot, which is in one."""
+        """Return the group of the request in a slot; it must be in one."""
         return self._by_key[self._key_of[slot]]
 
     def remove(self, slot: int) -> bool:
@@ -47,6 +47,6 @@ class Groups:
             del self._by_key[key]
         return group.number > 0
 
-    def sharing(self) -> list[Group]:
+    def sharing_groups(self) -> list[Group]:
         """Return the groups whose requests share tokens."""
         return [group for group in self._by_key.values() if group.number]

@@ -30,16 +30,16 @@ TABLE_CANDIDATES, RESPONSE_ANCHOR, LONGEST = map(tl.constexpr, (at.TABLE_CANDIDA
 CONTEXT, ENTRIES, SPARED, GRANULE = map(tl.constexpr, (at.CONTEXT, at.ENTRIES, at.SPARED, at.GRANULE))
 FOLLOWED, FORGET, WINDOW, BACK = map(tl.constexpr, (at.FOLLOWED, at.FORGET, at.WINDOW, at.BACK))
 LEVELS, UNIT, FRACTION, MULTIPLIER = map(tl.constexpr, (at.LEVELS, at.UNIT, at.FRACTION, at.MULTIPLIER))
-MOST_ODDS, MOST_LOG, CONTEXTS, TOKENS = map(tl.constexpr, (at.MOST_ODDS, at.MOST_LOG, of.CONTEXTS, of.TOKENS))
+MAX_ODDS, MAX_LOG, CONTEXTS, TOKENS = map(tl.constexpr, (at.MAX_ODDS, at.MAX_LOG, of.CONTEXTS, of.TOKENS))
 LENGTHS, SHARES, SUPPORTS, HIT_RATES = map(tl.constexpr, (of.LENGTHS, of.SHARES, of.SUPPORTS, of.HIT_RATES))
 ORIGINS, HASHES, COARSE = map(tl.constexpr, (of.ORIGINS, of.HASHES, of.COARSE))
 EVIDENCE, TOKENS_END = map(tl.constexpr, (of.EVIDENCE, of.TOKENS_END))
 CORPUS_MATCH, CORPUS_CANDIDATES, CORPUS_ANCHOR = map(
     tl.constexpr, (at.CORPUS_MATCH, at.CORPUS_CANDIDATES, at.CORPUS_ANCHOR)
 )
-TENANT, NAMED_CORPORA, MOST_NAMED, SCOPE = map(tl.constexpr, (at.TENANT, at.NAMED_CORPORA, at.MOST_NAMED, at.SCOPE))
+TENANT, NAMED_CORPORA, MAX_NAMED, SCOPE = map(tl.constexpr, (at.TENANT, at.NAMED_CORPORA, at.MAX_NAMED, at.SCOPE))
 LONG_KEY, SHORT_KEY, SHORTEST_KEY, BOUNDS = map(tl.constexpr, (*at.KEYS, len(at.SHARE_BOUNDS)))
-POWERS, PROBABILITIES, AGES = map(tl.constexpr, (at.FRACTION, 2 * at.FRACTION, 2 * at.FRACTION + at.MOST_LOG // 2))
+POWERS, PROBABILITIES, AGES = map(tl.constexpr, (at.FRACTION, 2 * at.FRACTION, 2 * at.FRACTION + at.MAX_LOG // 2))
 SHARE_BOUNDS = tl.constexpr(AGES.value + at.RANKS)
 """Where parts of `FIGURES` begin, as do those of the line above."""
 
@@ -92,7 +92,7 @@ def log2(figures, number):
 
 
 @triton.jit
-def counted(table, rows, mask):
+def load_counts(table, rows, mask):
     hits = tl.load(table + 2 * rows, mask=mask, other=0)
     tries = tl.load(table + 2 * rows + 1, mask=mask, other=0)
     return hits.to(tl.int64), tries.to(tl.int64)
@@ -100,13 +100,13 @@ def counted(table, rows, mask):
 
 @triton.jit
 def log_odds(table, figures, rows, mask):
-    hits, tries = counted(table, rows, mask)
+    hits, tries = load_counts(table, rows, mask)
     return log2(figures, larger(hits, 1)) - log2(figures, larger(tries - hits, 1))
 
 
 @triton.jit
 def log_odds_after(table, figures, rows, mask, level, PAIRS: tl.constexpr):
-    hits, tries = counted(table, rows, mask)
+    hits, tries = load_counts(table, rows, mask)
     scale = LEVELS // (2 * UNIT)
     missed = (tries - hits) * scale + PAIRS * (LEVELS - level)
     return log2(figures, hits * scale + PAIRS * level) - log2(figures, missed)
@@ -114,13 +114,13 @@ def log_odds_after(table, figures, rows, mask, level, PAIRS: tl.constexpr):
 
 @triton.jit
 def weight(figures, log_odds, ranks):
-    log = larger(2 * smaller(log_odds, MOST_ODDS) + 2 * MOST_ODDS - tl.load(figures + AGES + ranks), 0)
+    log = larger(2 * smaller(log_odds, MAX_ODDS) + 2 * MAX_ODDS - tl.load(figures + AGES + ranks), 0)
     return tl.load(figures + POWERS + (log & (FRACTION - 1))).to(tl.int64) << (log >> 8)
 
 
 @triton.jit
 def probability(figures, log_odds):
-    return tl.load(figures + PROBABILITIES + ((smaller(larger(log_odds, -MOST_LOG), MOST_LOG - 1) + MOST_LOG) >> 2))
+    return tl.load(figures + PROBABILITIES + ((smaller(larger(log_odds, -MAX_LOG), MAX_LOG - 1) + MAX_LOG) >> 2))
 
 
 @triton.jit
@@ -138,18 +138,18 @@ def share_class(figures, score, total):
 
 
 @triton.jit
-def mixed(hashed, token):
+def next_hash(hashed, token):
     return (((hashed ^ token) & 0x7FFFFFFF).to(tl.int64) * MULTIPLIER >> 16) & 0x7FFFFFFF
 
 
 @triton.jit
 def bucket_of(text, end, owner, buckets, KEY: tl.constexpr):
-    hashed = mixed(owner.to(tl.int64), 0) + (end * 0).to(tl.int64)
+    hashed = next_hash(owner.to(tl.int64), 0) + (end * 0).to(tl.int64)
     is_text = end >= KEY
     for distance in tl.static_range(KEY):
         token = tl.load(text + end - 1 - distance, mask=end >= KEY, other=-1)
         is_text = is_text & (token >= 0)
-        hashed = mixed(hashed, token.to(tl.int64))
+        hashed = next_hash(hashed, token.to(tl.int64))
     return tl.where(is_text, (hashed >> 4) & (buckets - 1), -1)
 
 
@@ -158,9 +158,9 @@ def judging_rows(token, last, owner, size, share, support, hit_rate, origins, ne
     supported = (support > 1).to(tl.int32) + (support > 3).to(tl.int32)
     rate = (hit_rate >= LEVELS // 4).to(tl.int32) + (hit_rate >= LEVELS * 3 // 5).to(tl.int32)
     key = ((size * SHARES + share) * SUPPORTS + supported) * HIT_RATES + rate
-    context = (mixed(mixed(owner, 0), last.to(tl.int64)) >> 4 & (HASHES - 1)).to(tl.int32) * COARSE
+    context = (next_hash(next_hash(owner, 0), last.to(tl.int64)) >> 4 & (HASHES - 1)).to(tl.int32) * COARSE
     context = 3 * (context + smaller(size // 2, COARSE - 1)) + (share > 2).to(tl.int32) + (share > 5).to(tl.int32)
-    own = (mixed(mixed(owner, 0), token.to(tl.int64)) >> 4 & (HASHES - 1)).to(tl.int32)
+    own = (next_hash(next_hash(owner, 0), token.to(tl.int64)) >> 4 & (HASHES - 1)).to(tl.int32)
     evidence = (key * ORIGINS + origins) * 2 + near
     own_row = 2 * own + (share > 4).to(tl.int32)
     return evidence + EVIDENCE, context + CONTEXTS, own_row + TOKENS

@@ -1,14 +1,15 @@
 """The lookup for GPUs, in Triton: its launches.
 
-A step launches `ingest`, `scan` and `draft`, of a program per row, for `scan` also per block of its text.  What a step
-does before and after its proposer, `ingest` and `draft` do too if they get that `RowWork`.  Programs count by atomic
-additions of whole numbers, and `remember` is one program, so results do not depend on the order of programs.
+A step launches `ingest`, `scan` and `draft` with a program per row, for `scan` also per block of its text.  The work
+before and after a step is done by `ingest` and `draft` if they get it as `RowWork`.  Programs count by atomic additions
+of whole numbers, and `remember` is one program, so results do not depend on the order of programs.
 
     kernel_arithmetic   numbers that decide
     memory_kernels      the ring: read, matched, shared by siblings, and `remember`
     scan_kernels        `ingest`, `scan` and learning
     corpus_kernels      `search` of corpora, which only a server that has some launches, and their candidates
-    draft_kernels       candidates, and `draft` for chains
+    candidate_kernels   candidates of a row
+    draft_kernels       `draft` for chains, and `append`
     tree_kernels        `draft` for trees
 """
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from specplug.launching import Launcher, RowWork, power_of_two
 from specplug.lookup import layout as at
+from specplug.lookup import storage
 from specplug.lookup.corpus_kernels import search_kernel
 from specplug.lookup.draft_kernels import append_kernel, draft_kernel
 from specplug.lookup.layout import Drafts, Rows, Source, State
@@ -81,7 +83,7 @@ def draft(
     if drafts.parents.shape[0]:
         _TREE(grid, *step, state.nodes, *out, drafts.parents, *bounds, types=types, COLUMNS=_columns(state))
     else:
-        engine_tokens = at.engine_tokens_of(state)
+        engine_tokens = storage.engine_tokens_of(state)
         record, own_types, function, constants = _carried(finish)
         more = record, None if finish is None else finish.rows
         sizes = {"COLUMNS": _columns(state), "FINISH": function, "SIZES": constants}

@@ -10,10 +10,6 @@ from math import log2
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
-
-from specplug.lookup.counts import CONTEXTS, TOKENS_END, engine_counts, start_counts
 
 LONGEST = 64
 """Most tokens of a match."""
@@ -29,7 +25,7 @@ GRANULE = 16
 """Tokens of the ring that have one owner; each text begins a granule, and the rest of its last one is padding."""
 CONTEXT = 8
 """Most tokens before a response that are stored with it; they are matched and never drafted."""
-MOST_PLACES = 1 << 30
+MAX_PLACES = 1 << 30
 """Places of a ring before `clear` is due."""
 
 CANDIDATES = 32
@@ -86,8 +82,8 @@ tokens; the text had `FOLLOWED_AT` when it last followed that place, 0 for never
 """
 
 TENANT, NAMED_CORPORA = range(2)
-MOST_NAMED = 16
-SCOPE = NAMED_CORPORA + MOST_NAMED
+MAX_NAMED = 16
+SCOPE = NAMED_CORPORA + MAX_NAMED
 """Columns of `State.scopes`: the number of the tenant whose corpora the slot may read, 0 for none; and the numbers of
 those that its request names, 0 after them."""
 SEGMENT_FACTS = 6
@@ -110,9 +106,9 @@ LEVELS = 4096
 """Steps of a probability."""
 UNIT = 64
 """Counts of one try."""
-MOST_TRIES = 4000
-MOST_TOKEN_TRIES = 200
-MOST_ENGINE_TRIES = 64
+MAX_TRIES = 4000
+MAX_TOKEN_TRIES = 200
+MAX_ENGINE_TRIES = 64
 HALVED_EVERY = 1024
 """Tries above which `halve` halves a row of counts, those of contexts and tokens, and those of a request's engine
 tokens; and steps between its runs."""
@@ -120,8 +116,8 @@ COMMON_TRIES = 8
 """Tries at the rate of all requests that count with a request's own of the engine's tokens."""
 FRACTION = 256
 """Steps of a logarithm to base 2."""
-MOST_ODDS = 10 * FRACTION
-MOST_LOG = 12 * FRACTION
+MAX_ODDS = 10 * FRACTION
+MAX_LOG = 12 * FRACTION
 """Bounds of the log-odds of a vote, and of a probability."""
 SHARE_BOUNDS = tuple(round(LEVELS * bound) for bound in (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.999))
 """Bounds of the classes of a token's share of the votes."""
@@ -133,9 +129,9 @@ LOGARITHMS = np.array([round(FRACTION * log2(1 + k / FRACTION)) for k in range(F
 POWERS = np.array([round(2 ** (13 + k / FRACTION)) for k in range(FRACTION)], np.int32)
 """2^13 to 2^14 by the fraction of its logarithm."""
 PROBABILITIES = np.array(
-    [round(LEVELS / (1 + 2 ** -((4 * k + 2 - MOST_LOG) / FRACTION))) for k in range(MOST_LOG // 2)], np.int32
+    [round(LEVELS / (1 + 2 ** -((4 * k + 2 - MAX_LOG) / FRACTION))) for k in range(MAX_LOG // 2)], np.int32
 ).clip(1, LEVELS - 1)
-"""Levels of log-odds from -`MOST_LOG`, in steps of 4."""
+"""Levels of log-odds from -`MAX_LOG`, in steps of 4."""
 RANKS = 64
 AGES = np.array([round(FRACTION * log2(1 + 0.05 * rank)) for rank in range(RANKS)], np.int32)
 """What votes lose by their rank."""
@@ -170,7 +166,7 @@ class State(NamedTuple):
             text, the best first, each as its tokens * 2^32 + its place, 0 for none; M is `TREE_MATCHES`, or 1 without
             trees.  The forms for CPUs only write the first M.
         figures: [F] int32, see `FIGURES`.
-        found: [CANDIDATES, 7] int64, scratch for one row of the forms for CPUs.
+        candidates: [CANDIDATES, 7] int64, scratch for one row of the forms for CPUs.
         nodes: [S, NODE_ROWS, K, CANDIDATES] int32, scratch of a step for trees; S is 0 without trees.
         scopes: [S, SCOPE] int32, by column; see `TENANT`.
         corpus, segments, tenants, documents, corpus_matches: see `corpora.Corpora`.
@@ -186,7 +182,7 @@ class State(NamedTuple):
     end: Any
     matches: Any
     figures: Any
-    found: Any
+    candidates: Any
     nodes: Any
     scopes: Any
     corpus: Any
@@ -225,159 +221,3 @@ class Drafts(NamedTuple):
     sources: Any  # [B, K] int32, by `SOURCES`; -1 for padding
     lengths: Any  # [B] int32, drafted tokens
     parents: Any  # [B, K] int32, for trees: the index of the node before each, -1 for none and for padding; else [0, K]
-
-
-def allocate(
-    slots: int,
-    length: int,
-    draft_length: int,
-    ring: int,
-    device: torch.device | str = "cpu",
-    *,
-    engine_tokens: int = 0,
-    trees: bool = False,
-    shortest: int = 0,
-    least: int = LEAST_SURVIVAL,
-    engine_source: int = OF_ENGINE,
-) -> State:
-    """Return the state for S slots, texts of at most L tokens and drafts of K, with room for C response tokens.
-
-    C is rounded up to a power of two, at least 256.  `engine_tokens` is G, see `plain.append`.  `shortest`, `least` and
-    `engine_source` are settings, see `SHORTEST`; of a draft after the engine's tokens only its own count in survival.
-    The texts, [S, L] int32, are not part of it: a slot's references, a negative token after each, and then its own
-    text.
-    """
-    capacity = 1 << max(8, (ring - 1).bit_length())
-    figures = FIGURES.copy()
-    figures[[SHORTEST, LEAST, ENGINE_SOURCE]] = shortest, least, engine_source
-
-    def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=device)
-
-    return State(
-        slots=zeros(slots, FACTS),
-        chain=zeros(slots, CHAIN_ROWS, draft_length),
-        voted=zeros(slots, 2, CANDIDATES),
-        counts=torch.from_numpy(np.concatenate((start_counts(UNIT), engine_counts(slots, engine_tokens, UNIT)))).to(
-            device
-        ),
-        ring=zeros(capacity),
-        owners=zeros(capacity // GRANULE),
-        buckets=zeros(2, capacity // 4, ENTRIES),
-        end=zeros(1),
-        matches=zeros(slots, -(-length // BLOCK) * (TREE_MATCHES if trees else 1), dtype=torch.int64),
-        figures=torch.from_numpy(figures).to(device),
-        found=zeros(CANDIDATES, 7, dtype=torch.int64),
-        nodes=zeros(slots if trees else 0, NODE_ROWS, draft_length, CANDIDATES),
-        scopes=zeros(slots, SCOPE),
-        corpus=zeros(1),
-        segments=zeros(1, SEGMENT_FACTS, dtype=torch.int64),
-        tenants=zeros(2),
-        documents=zeros(1, 2),
-        corpus_matches=zeros(slots, 1, CORPUS_CANDIDATES, dtype=torch.int64),
-    )
-
-
-def drafts_of(batch: int, draft_length: int, device: torch.device | str = "cpu", *, trees: bool = False) -> Drafts:
-    """Return drafts of B rows, of undefined values."""
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    return Drafts(
-        ids=empty(batch, draft_length),
-        confidence=empty(batch, draft_length, dtype=torch.float32),
-        sources=empty(batch, draft_length),
-        lengths=empty(batch),
-        parents=empty(batch if trees else 0, draft_length),
-    )
-
-
-def clear(state: State) -> None:
-    """Forget all responses; due when `MOST_PLACES` are near, or when a server forgets."""
-    for tensor in (state.owners, state.buckets, state.end, state.slots[:, GROUP : SPAN_END + 1]):
-        tensor.zero_()
-
-
-def begin(state: State, slots: Tensor, generations: Tensor, owners: Tensor, starts: Tensor) -> None:
-    """Reset slots, [N] int64, for new requests of these generations, owners and lengths of references, [N] int32."""
-    facts = torch.zeros(len(slots), FACTS, dtype=torch.int32, device=slots.device)
-    half = torch.full_like(starts, LEVELS // 2)
-    facts[:, : END + 1] = torch.stack((generations, owners, starts, half, starts), 1)
-    state.slots[slots] = facts
-    state.scopes[slots] = 0
-    own_rows(state)[slots] = 0
-
-
-def own_rows(state: State) -> Tensor:
-    """Return a view of the rows of counts of the engine's tokens, [S, G, 2]."""
-    engine_tokens = engine_tokens_of(state)
-    own: Tensor = state.counts[TOKENS_END + engine_tokens :].view(state.slots.shape[0], engine_tokens, 2)
-    return own
-
-
-def engine_tokens_of(state: State) -> int:
-    """Return G, see `allocate`."""
-    found: int = (state.counts.shape[0] - TOKENS_END) // (state.slots.shape[0] + 1)
-    return found
-
-
-def halve(state: State) -> None:
-    """Halve the rows of counts with many tries, so that older ones count less."""
-    own = own_rows(state).view(-1, 2)
-    common = state.counts[TOKENS_END : len(state.counts) - len(own)]
-    for rows, most in (
-        (state.counts[:CONTEXTS], MOST_TRIES),
-        (state.counts[CONTEXTS:TOKENS_END], MOST_TOKEN_TRIES),
-        (common, MOST_TRIES),
-        (own, MOST_ENGINE_TRIES),
-    ):
-        rows >>= (rows[:, 1:] > most * UNIT).int()
-
-
-def join(state: State, slot: int, group: int, number: int, prompt: int, room: int) -> None:
-    """Let a slot's text be a member of a group, whose texts draft from each other's tokens from now on.
-
-    Args:
-        state: see `State`.
-        slot: the slot, whose request has begun.
-        group: an owner number, of this group alone.
-        number: the number of members before it.
-        prompt: the place in the text from which on tokens are shared.
-        room: tokens to share; the ring moves on by as many, up to a sixteenth of its capacity.
-    """
-    size = min(room + CONTEXT + 1, len(state.ring) // 16)
-    places = torch.arange(-(-size // GRANULE) * GRANULE, device=state.ring.device)
-    index = (state.end + places) & (len(state.ring) - 1)
-    state.ring[index] = -1
-    state.owners[index[::GRANULE] // GRANULE] = group
-    end = state.end + len(places)
-    facts = state.slots[slot]
-    facts[GROUP] = group
-    facts[ENTRY] = (group * SPARED + number % USED) % ENTRIES
-    facts[PROMPT] = prompt
-    facts[WRITTEN] = facts[START].clamp(min=prompt - CONTEXT)
-    facts[SPAN : SPAN + 1] = state.end
-    facts[SPAN_END : SPAN_END + 1] = end
-    state.end.copy_(end)
-
-
-def leave(state: State, slot: int) -> None:
-    """Take a slot out of its group: nothing that it shared is drafted from, or shared, any more."""
-    facts = state.slots[slot]
-    capacity = len(state.ring)
-    places = facts[SPAN] + torch.arange(0, capacity // 16, GRANULE, device=state.ring.device)
-    is_own = (facts[GROUP] > 0) & (places < facts[SPAN_END]) & (places >= state.end - capacity)
-    granules = (places & (capacity - 1)) // GRANULE
-    state.owners[granules] = torch.where(is_own, 0, state.owners[granules])
-    facts[GROUP] = 0
-
-
-def views(memory: Any) -> Any:
-    """Return numpy views of tensors on the CPU, which the forms for CPUs take."""
-    return type(memory)(*(tensor.numpy() for tensor in memory))
-
-
-def bytes_needed(slots: int, length: int, draft_length: int, ring: int, **more: Any) -> int:
-    """Return the bytes of a state; see `allocate`."""
-    return sum(it.numel() * it.element_size() for it in allocate(slots, length, draft_length, ring, "meta", **more))

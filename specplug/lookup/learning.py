@@ -1,8 +1,8 @@
 """What a row's new tokens say about its newest votes and draft; the same code in both forms for CPUs.
 
-A draft is judged from the context on along the tokens that were right, over several steps if they emit fewer tokens, as
-if all of it had been verified; of each token that was right, all that were drafted after it are judged.  What is
-drafted meanwhile is judged by its votes alone.
+A draft is judged along the tokens that turned out right, whether or not the engine verified them: at each of them, all
+tokens that were drafted after it are judged.  If a step emits fewer tokens than the draft has, the next steps go on.
+Meanwhile newer drafts are judged by their votes alone.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from numba.extending import register_jitable
 
 from specplug.lookup import arithmetic, counts
 from specplug.lookup import layout as at
-from specplug.lookup.candidates import owner_of, predicted
+from specplug.lookup.candidates import owner_of, predicted_token
 from specplug.lookup.layout import INDEX, KIND, LENGTH, PLACE, Drafts, State
 
 
 @register_jitable
-def ask(state: State, slot: int, text: Any, n: int, found: Any, number: int, vocab_size: int) -> None:
-    """Note what each candidate predicts next, for `learn`."""
+def ask(state: State, slot: int, text: Any, n: int, candidates: Any, number: int, vocab_size: int) -> None:
+    """Store what each candidate predicts next, which `learn` judges."""
     state.voted[slot, 0, :] = -1
     for k in range(number):
-        index = found[k, INDEX]
-        kind = found[k, KIND]
+        index = candidates[k, INDEX]
+        kind = candidates[k, KIND]
         owner = owner_of(state.slots[slot], index)
-        state.voted[slot, 0, index] = predicted(state, text, n, owner, kind, found[k, PLACE], 0, vocab_size)
-        state.voted[slot, 1, index] = arithmetic.vote_row(kind, found[k, LENGTH])
+        state.voted[slot, 0, index] = predicted_token(state, text, n, owner, kind, candidates[k, PLACE], 0, vocab_size)
+        state.voted[slot, 1, index] = arithmetic.vote_row(kind, candidates[k, LENGTH])
     state.slots[slot, at.VOTED_FOR] = n
 
 
 @register_jitable
 def confidence(state: State, evidence: int, context: int, token: int) -> int:
-    """Return the level that a token is right: the mean of the log-odds, in which evidence counts twice."""
+    """Return the level of a token being right: the mean of three log-odds, in which the evidence counts twice."""
     table = state.counts
     seen = arithmetic.log_odds(int(table[evidence, 0]), int(table[evidence, 1]))
     level = min(max(arithmetic.probability(seen), 20), at.LEVELS - 20)
@@ -43,9 +43,9 @@ def confidence(state: State, evidence: int, context: int, token: int) -> int:
 
 @register_jitable
 def begin_draft(state: State, slot: int, text: Any, row: int, drafts: Drafts) -> int:
-    """Begin a row's draft with the engine's tokens, and return their number; each is as likely as at its position.
+    """Begin a row's draft with the engine's tokens, and return their number.
 
-    Their confidence does not depend on their values, so tokens that are drawn keep their distribution.
+    Their confidence depends on their positions and not on their values, so that drawn tokens keep their distribution.
     """
     facts = state.slots[slot]
     chain = state.chain[slot]
@@ -83,7 +83,7 @@ def engine_level(state: State, slot: int, k: int) -> int:
 
 @register_jitable
 def end_draft(facts: Any, drafted: int) -> None:
-    """Let a draft be judged, unless an earlier one still is."""
+    """Mark a draft for judging, unless an earlier draft is still being judged."""
     if facts[at.CHAIN_FOR] != facts[at.END]:
         facts[at.CHAIN_FOR] = facts[at.END] if drafted else 0
         facts[at.CHAIN_NEXT] = 0
@@ -92,7 +92,7 @@ def end_draft(facts: Any, drafted: int) -> None:
 
 @register_jitable
 def learn(state: State, slot: int, text: Any, n: int) -> None:
-    """Judge the newest votes and the draft by the tokens that followed, and share these."""
+    """Judge the newest votes and the draft by the tokens that followed, and share these tokens with siblings."""
     facts = state.slots[slot]
     chain = state.chain[slot]
     voted = state.voted[slot]
@@ -130,7 +130,7 @@ def learn(state: State, slot: int, text: Any, n: int) -> None:
 
 @register_jitable
 def judge(state: State, chain: Any, node: int, end: int, token: int) -> int:
-    """Judge the tokens that were drafted after a node by the one that followed; return the right one, -1 for none."""
+    """Judge the tokens that were drafted after a node by the emitted token; return the right one, -1 for none."""
     right = -1
     for k in range(node + 1, end):
         if chain[at.CHAIN_PARENT, k] == node:
@@ -152,7 +152,7 @@ def count(state: State, row: int, is_right: bool) -> None:
 
 @register_jitable
 def share(state: State, facts: Any, text: Any, n: int) -> None:
-    """Enter a text's new tokens in its span of the ring, as far as they fit and while the ring holds it."""
+    """Copy a text's new tokens to its span of the ring, as far as they fit and while the span is live."""
     capacity = state.ring.size
     group = int(facts[at.GROUP])
     prompt = int(facts[at.PROMPT])

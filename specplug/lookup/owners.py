@@ -1,12 +1,12 @@
-"""Numbers of owners: whose responses, or whose group, a token of the ring belongs to."""
+"""Numbers of owners: an owner of a token in the ring is a key, such as an isolation key, or a group."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from typing import NamedTuple
 
-MOST_NUMBERS = 1 << 30
-MOST_KEYS = 1 << 16
+MAX_NUMBERS = 1 << 30
+MAX_KEYS = 1 << 16
 
 
 class Owner(NamedTuple):
@@ -17,10 +17,10 @@ class Owner(NamedTuple):
 
 
 class Owners:
-    """Hands out numbers from 1, of which none is used twice.
+    """Assigns numbers from 1, and never reuses one.
 
-    Of more than `MOST_KEYS` keys, those that were not used for longest are forgotten: nobody has their numbers again,
-    so their responses are lost to them and to all others.
+    Beyond `MAX_KEYS` keys the least recently used one is forgotten.  It gets another number if it comes again, so its
+    earlier responses are lost.
     """
 
     def __init__(self) -> None:
@@ -30,14 +30,14 @@ class Owners:
     @property
     def are_used_up(self) -> bool:
         """Whether no number is left; then forget all responses and groups, and call `restart`."""
-        return self._newest >= MOST_NUMBERS
+        return self._newest >= MAX_NUMBERS
 
     def restart(self) -> None:
         """Forget all keys, and begin again at 1."""
         self._by_key.clear()
         self._newest = 0
 
-    def new(self) -> int:
+    def new_number(self) -> int:
         """Return a number without a key."""
         self._newest += 1
         return self._newest
@@ -55,9 +55,9 @@ class Owners:
     def _owner_of(self, key: str) -> Owner:
         owner = self._by_key.get(key)
         if owner is None:
-            owner = Owner(self.new())
+            owner = Owner(self.new_number())
             self._by_key[key] = owner
-            if len(self._by_key) > MOST_KEYS:
+            if len(self._by_key) > MAX_KEYS:
                 self._by_key.popitem(last=False)
         else:
             self._by_key.move_to_end(key)

@@ -1,6 +1,6 @@
 """The reference of the lookup, one row at a time; see `layout` for its memory, of which it takes numpy `views`.
 
-What `candidates` and `learning` hold is shared with the form for CPUs, which compiles it as it is.
+The code of `candidates` and `learning` is shared with the form for CPUs, which compiles it as it is.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 from specplug.lookup import arithmetic
 from specplug.lookup import layout as at
-from specplug.lookup.candidates import candidates, long_enough, origin_of, owner_of, predicted
-from specplug.lookup.corpus_search import corpus_candidates
+from specplug.lookup.candidates import find_candidates, keep_long_enough, origin_of, owner_of, predicted_token
+from specplug.lookup.corpus_search import find_corpus_candidates
 from specplug.lookup.corpus_search import search as search
 from specplug.lookup.layout import INDEX, KIND, PLACE, TOKEN, WEIGHT, Drafts, Rows, Source, State
 from specplug.lookup.learning import ask, begin_draft, confidence, end_draft, engine_level, learn
@@ -20,8 +20,8 @@ from specplug.lookup.learning import ask, begin_draft, confidence, end_draft, en
 def ingest(state: State, texts: Any, rows: Rows, source: Source, learns: bool) -> None:
     """Copy each row's new tokens to its text, and learn from them; `scan` comes next.
 
-    A text is cut where tokens were withdrawn or replaced, and tokens that were never passed become negative.  A text
-    that there is no room for has only its references.  Without `learns`, another call without new tokens learns.
+    A text is cut where tokens were withdrawn or replaced, and tokens that were skipped become negative.  A text that
+    does not fit has only its references.  Without `learns`, another call without new tokens has to learn.
     """
     for row in range(rows.slots.size):
         slot = rows.slots[row]
@@ -87,20 +87,20 @@ def draft(state: State, texts: Any, rows: Rows, drafts: Drafts, vocab_size: int)
         limit = min(int(rows.limits[row]), drafts.ids.shape[1])
         text = texts[slot]
         facts = state.slots[slot]
-        found = state.found
+        candidates = state.candidates
         n = int(facts[at.END])
         end = n + int(facts[at.ENGINE])
         drafted = 0
         is_current = facts[at.GENERATION] == rows.generations[row]
         if is_current and n > facts[at.START] and limit > 0:
-            number = candidates(state, slot, text, end, state.matches[row], found)
-            number = corpus_candidates(state, slot, state.corpus_matches[row], text, end, found, number)
-            number = long_enough(state, found, number)
-            ask(state, slot, text, end, found, number, vocab_size)
+            number = find_candidates(state, slot, text, end, state.matches[row], candidates)
+            number = find_corpus_candidates(state, slot, state.corpus_matches[row], text, end, candidates, number)
+            number = keep_long_enough(state, candidates, number)
+            ask(state, slot, text, end, candidates, number, vocab_size)
             if drafts.parents.shape[0] > 0:
-                drafted = grow(state, slot, text, n, found, number, limit, vocab_size, row, drafts)
+                drafted = grow(state, slot, text, n, candidates, number, limit, vocab_size, row, drafts)
             else:
-                drafted = vote(state, slot, text, end, found, number, limit, vocab_size, row, drafts)
+                drafted = vote(state, slot, text, end, candidates, number, limit, vocab_size, row, drafts)
             end_draft(facts, drafted)
         drafts.lengths[row] = drafted
         drafts.ids[row, drafted:] = -1
@@ -111,7 +111,7 @@ def draft(state: State, texts: Any, rows: Rows, drafts: Drafts, vocab_size: int)
 
 
 def vote(
-    state: State, slot: int, text: Any, n: int, found: Any, number: int, limit: int, vocab_size: int, row: int,
+    state: State, slot: int, text: Any, n: int, candidates: Any, number: int, limit: int, vocab_size: int, row: int,
     drafts: Drafts,
 ) -> int:  # fmt: skip
     """Draft the token with the longest expected draft, as long as it is likely enough, and return their number.
@@ -119,7 +119,7 @@ def vote(
     The candidates that predicted a token vote on the next one; the engine's tokens come first.
     """
     last = int(text[n - 1])
-    alive = found[:number, :WEIGHT].copy()
+    alive = candidates[:number, :WEIGHT].copy()
     is_pending = state.slots[slot, at.CHAIN_FOR] == state.slots[slot, at.END]  # an earlier draft is still judged
     begin = drafted = begin_draft(state, slot, text, row, drafts)
     survival = at.SURE
@@ -150,7 +150,8 @@ def at_depth(state: State, slot: int, text: Any, n: int, alive: Any, depth: int,
     """Return the candidates that predict a token at a depth, with the token."""
     facts = state.slots[slot]
     alive[:, TOKEN] = [
-        predicted(state, text, n, owner_of(facts, it[INDEX]), it[KIND], it[PLACE], depth, vocab_size) for it in alive
+        predicted_token(state, text, n, owner_of(facts, it[INDEX]), it[KIND], it[PLACE], depth, vocab_size)
+        for it in alive
     ]
     return alive[alive[:, TOKEN] >= 0]
 
@@ -187,7 +188,7 @@ def evidence(
 
 
 def grow(
-    state: State, slot: int, text: Any, n: int, found: Any, number: int, limit: int, vocab_size: int, row: int,
+    state: State, slot: int, text: Any, n: int, candidates: Any, number: int, limit: int, vocab_size: int, row: int,
     drafts: Drafts,
 ) -> int:  # fmt: skip
     """Draft the tree of the nodes that are likeliest to be reached and right, and return the number of nodes.
@@ -208,7 +209,7 @@ def grow(
             order = -(survival * level // at.LEVELS), depth, int(agreeing[0, INDEX])
             heapq.heappush(waiting, (*order, parent, level, keys, source, agreeing))
 
-    consider(found[:number, :WEIGHT].copy(), 0, at.SURE, -1, int(text[n - 1]))
+    consider(candidates[:number, :WEIGHT].copy(), 0, at.SURE, -1, int(text[n - 1]))
     nodes = 0
     while waiting and nodes < limit and -waiting[0][0] >= state.figures[at.LEAST]:
         survival, depth, _, parent, level, keys, source, agreeing = heapq.heappop(waiting)
@@ -227,9 +228,9 @@ def grow(
 def append(state: State, texts: Any, rows: Rows, engine_ids: Any, drafts: Drafts) -> None:
     """Append the engine's draft to each row's text where it is worth more than lookup's own; draft again after that.
 
-    What was learnt decides, and the own draft, but never the engine's tokens: those that are drawn from a distribution
-    keep it only if they are not selected by value.  (Arctic Inference, arXiv 2507.17133, joins suffix decoding and a
-    draft head, too.)
+    The decision depends on learnt rates and on the own draft, never on the engine's tokens: tokens that are drawn from
+    a distribution keep it only if they are not selected by value.  (Arctic Inference, arXiv 2507.17133, also joins
+    suffix decoding and a draft head.)
 
     Args:
         state, texts, rows: of the step.

@@ -9,12 +9,13 @@ from torch import Tensor
 from specplug.interfaces import PluginContext, Proposer
 from specplug.launching import Around
 from specplug.lookup import layout as at
+from specplug.lookup import storage
 from specplug.lookup.checksums import checksums
 from specplug.lookup.groups import Groups
 from specplug.lookup.options import LookupSettings
 from specplug.lookup.owners import Owners
 from specplug.lookup.steps import LookupSteps
-from specplug.lookup.steps import bytes_needed as _bytes_of
+from specplug.lookup.steps import memory_size as _bytes_of
 from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, Lifecycle, Request, RequestEvent
 from specplug.types.step import Draft, EngineBatch
 
@@ -23,7 +24,7 @@ _FORGETS: dict[str, tuple[EngineEventKind, ...]] = {
     "flush": ("cache flushed",),
     "never": (),
 }
-"""Events that clear the response memory, by `memory_forget`: the default is for responses that new weights outdate."""
+"""Events that clear the response memory, by `memory_forget`."""
 
 LEAST_RING = 1 << 12
 """Places of a ring that holds only what siblings share."""
@@ -82,15 +83,15 @@ class LookupProposer(Proposer):
         self._owners = Owners()
         self._groups = Groups()
         self._occupants: dict[int, _Occupant] = {}
-        self._places = 0  # of the ring, at most, that have been used
+        self._places = 0  # upper bound of the places of the ring that have been used
 
     @property
     def around(self) -> Around | None:
-        """What a step does before and after, which kernels of chains take over; see `LookupSteps`."""
+        """Work that the kernels of chains do in place of separate launches; see `LookupSteps`."""
         return self.steps.around
 
     def warmup(self) -> None:
-        """Compile or load the kernels, also those that do what is `around` them, without programs."""
+        """Compile or load the kernels, also those with work `around` them."""
         self.steps.warm_up()
 
     def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
@@ -158,12 +159,12 @@ class LookupProposer(Proposer):
     def _vacate(self, slot: int) -> None:
         self._occupants.pop(slot, None)
         if self._groups.remove(slot):
-            at.leave(self.steps.state, slot)
+            storage.leave(self.steps.state, slot)
 
     # -- the ring --------------------------------------------------------------------------------------------------
 
     def _remember(self, slot: int, occupant: _Occupant, visible: int) -> None:
-        """Store what the client saw of a response, at most as far as it has been ingested."""
+        """Store the part of a response that the client saw, as far as it has been ingested."""
         prompt_length = occupant.request.prompt_length
         if occupant.key is None or not self._remembers or visible <= prompt_length:
             return
@@ -173,32 +174,32 @@ class LookupProposer(Proposer):
         self.steps.remember(slot, start, start + prompt_length, start + visible, owner.number, owner.responses)
 
     def _join(self, slot: int) -> None:
-        """Let the request in a slot share tokens with its group, and the first one too, once there are two."""
+        """Let the request in a slot share tokens with its group; the first request begins to share with the second."""
         group = self._groups.of(slot)
         if len(group.slots) == 1 and not group.number:
             return
         joining = [slot] if group.number else group.slots
-        group.number = group.number or self._owners.new()
+        group.number = group.number or self._owners.new_number()
         for each in joining:
             occupant = self._occupants[each]
             room = min(occupant.request.max_tokens, self._room)
             self._take_places(room + at.CONTEXT)
             prompt = occupant.start + occupant.request.prompt_length
-            at.join(self.steps.state, each, group.number, group.joined, prompt, room)
+            storage.join(self.steps.state, each, group.number, group.joined, prompt, room)
             group.joined += 1
 
     def _take_places(self, tokens: int) -> None:
-        """Count places that the ring moves on by, and begin again where they would become too large."""
-        most = min(tokens, self._ring) + 2 * at.GRANULE
-        if self._places + most > at.MOST_PLACES:
+        """Count the places that the ring moves on by, and clear it before they become too large."""
+        needed = min(tokens, self._ring) + 2 * at.GRANULE
+        if self._places + needed > at.MAX_PLACES:
             self._forget()
-        self._places += most
+        self._places += needed
 
     def _forget(self) -> None:
-        """Forget all responses; siblings go on sharing."""
-        at.clear(self.steps.state)
+        """Forget all responses; siblings begin to share anew."""
+        storage.clear(self.steps.state)
         self._places = 0
-        for group in self._groups.sharing():
+        for group in self._groups.sharing_groups():
             first, *others = group.slots
             group.number = 0
             group.slots = [first]
@@ -223,7 +224,7 @@ def _sizes(context: PluginContext, settings: LookupSettings) -> tuple[int, int, 
     return context.max_slots, 2 * max(1, context.max_length), max(1, context.caps.max_draft_length), ring
 
 
-def bytes_needed(context: PluginContext) -> int:
+def memory_size(context: PluginContext) -> int:
     """Return the bytes that a proposer allocates on its device, without corpora."""
     caps = context.caps
     sizes = _sizes(context, context.options or LookupSettings())

@@ -176,9 +176,9 @@ def learn(facts, chain, voted, counts, text, n, chain_length, COLUMNS: tl.conste
         rows = tl.load(chain + kind * chain_length + columns, mask=judged, other=-1)
         count(counts, rows, hits, judged & (rows >= 0))
     hit_rate += (tl.where(node >= 0, LEVELS, 0) - hit_rate) * 51 >> 8
-    is_held = (is_right > 0) & (tl.reduce((inside & (parents == node)).to(tl.int32), 0, larger) > 0)
+    is_open = (is_right > 0) & (tl.reduce((inside & (parents == node)).to(tl.int32), 0, larger) > 0)
     tl.debug_barrier()
     tl.store(facts + VOTED_FOR, 0, mask=voted_for != n)
     tl.store(facts + HIT_RATE, hit_rate, mask=is_chained & is_first)
-    tl.store(facts + CHAIN_FOR, tl.where(is_chained & is_held, n, 0), mask=is_chained | (base > n))
+    tl.store(facts + CHAIN_FOR, tl.where(is_chained & is_open, n, 0), mask=is_chained | (base > n))
     tl.store(facts + CHAIN_NEXT, node + 1, mask=is_chained)

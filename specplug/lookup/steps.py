@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specplug.launching import Around
-from specplug.lookup import corpora
+from specplug.lookup import corpora, storage
 from specplug.lookup import layout as at
 from specplug.types.batch import Barrier
 from specplug.types.draft import NO_TOKEN
@@ -72,7 +72,7 @@ class LookupSteps:
         **settings: int,
     ) -> None:
         more: dict[str, Any] = {"engine_tokens": engine_tokens, "trees": trees, **settings}
-        self.state = at.allocate(slots, length, draft_length, ring, device, **more)
+        self.state = storage.allocate(slots, length, draft_length, ring, device, **more)
         self.texts = torch.zeros(slots, length, dtype=torch.int32, device=device)
         self._form = form_for(device)
         self._device = device
@@ -100,7 +100,7 @@ class LookupSteps:
         """Return tensors as the form takes them."""
         if not self._is_compiled:
             return tensors
-        return tensors.numpy() if isinstance(tensors, Tensor) else at.views(tensors)
+        return tensors.numpy() if isinstance(tensors, Tensor) else storage.views(tensors)
 
     # -- between steps ---------------------------------------------------------------------------------------------
 
@@ -110,18 +110,18 @@ class LookupSteps:
         """Begin a request's text in a slot, and return the length of its references.
 
         Args:
-            slot: the slot, whose earlier text is forgotten.
+            slot: the slot; its earlier text is dropped.
             generation: the slot's generation.
             owner: the number of the owner of the responses to draft from.
             references: texts that come before its own; if there is no room for all, the last are dropped first.
-            scope: what `corpora.Numbers.known` returned.
+            scope: what `corpora.Numbers.known_numbers` returned.
         """
         before = _before(references, self.texts.shape[1] // 2)
         facts = np.array([slot, generation, owner, before.size], np.int32)
         (packed,) = to_device([torch.from_numpy(np.concatenate((facts, before)))], self._device)
         if before.size:
             self.texts[slot, : before.size] = packed[4:]
-        at.begin(self.state, packed[:1].long(), packed[1:2], packed[2:3], packed[3:4])
+        storage.begin(self.state, packed[:1].long(), packed[1:2], packed[2:3], packed[3:4])
         if scope and scope[0]:
             corpora.assign(self.state, packed[:1].long(), [scope])
         return int(before.size)
@@ -137,9 +137,9 @@ class LookupSteps:
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Compile or load everything, by a step of a row of no request, which changes nothing.
+        """Compile or load everything by a step that changes nothing: its row belongs to no request.
 
-        With work `around`, which has no programs, it is a step of no row.
+        With work `around`, which has no programs here, the step has no row.
         """
         is_alone = self.around is None or self.around.begin is None
         one = torch.ones(int(is_alone), dtype=torch.int32, device=self._device)
@@ -165,7 +165,7 @@ class LookupSteps:
             return
         self._steps += 1
         if self._steps % at.HALVED_EVERY == 0:
-            at.halve(self.state)
+            storage.halve(self.state)
         self._launched = None if batch.barriers else self.state
         self._arranged, source = self._arguments(batch, limits, batch.num_new if is_new else None)
         self._ingest(batch, source)
@@ -180,7 +180,7 @@ class LookupSteps:
         self._draft(batch, drafts, is_last=True)
 
     def _ingest(self, batch: EngineBatch, source: at.Source) -> None:
-        """Ingest, after what the step begins with, and learn, after tokens that are not text have been replaced."""
+        """Run the work that the step begins with, ingest, replace tokens that are not text, and learn."""
         arguments = *self._memory, self._arranged, source, not batch.barriers
         around = self.around
         if around is None or around.begin is None:
@@ -226,17 +226,17 @@ class LookupSteps:
         """
         tensors = batch.slots, batch.generations, batch.lengths, limits, batch.rows, batch.first, num_new
         size = batch.batch_size
-        given: list[Any]
+        columns: list[Any]
         table: Any = batch.tokens
         if self._is_compiled:
-            given = self._views_of(size)
-            for mine, tensor in zip(given, tensors, strict=True):
-                mine[:] = 0 if tensor is None else tensor.numpy()
+            columns = self._views_of(size)
+            for column, tensor in zip(columns, tensors, strict=True):
+                column[:] = 0 if tensor is None else tensor.numpy()
             table = whole_rows(batch.tokens)
         else:
             zeros = self._zeros[:size]
-            given = [zeros if it is None else it for it in tensors]
-        slots, generations, lengths, bounds, table_rows, first, new = given
+            columns = [zeros if it is None else it for it in tensors]
+        slots, generations, lengths, bounds, table_rows, first, new = columns
         return at.Rows(slots, generations, lengths, bounds), at.Source(table, table_rows, first, new)
 
     def _drafts_of(self, draft: Draft) -> at.Drafts:
@@ -249,13 +249,13 @@ class LookupSteps:
         return self._drafts[1]
 
     def _views_of(self, size: int) -> list[Any]:
-        """Return the beginning of what compiled code reads of rows."""
+        """Return views of the staging arrays, of the length that compiled code reads."""
         if self._views is None or len(self._views[0]) != size:
             self._views = [it[:size] for it in self._staged]
         return self._views
 
     def _erase(self, batch: EngineBatch) -> None:
-        """Replace what is not text by negative tokens, in all rows that have any; tokens to come are replaced too."""
+        """Replace tokens that are not text by negative ones, also those that the row will only reach later."""
         if self._barriers is None or self._barriers[0] is not batch.barriers:
             rows = [barrier.row for barrier in batch.barriers for _ in range(barrier.start, barrier.stop)]
             places = [place for barrier in batch.barriers for place in range(barrier.start, barrier.stop)]
@@ -270,24 +270,24 @@ class LookupSteps:
         self.texts[slots, torch.where(is_there, starts + places_of, starts - 1)] = NO_TOKEN
 
 
-def bytes_needed(
+def memory_size(
     slots: int, length: int, draft_length: int, ring: int, *, engine_tokens: int = 0, trees: bool = False
 ) -> int:
     """Return the bytes that `LookupSteps` allocates without corpora."""
-    state = at.bytes_needed(slots, length, draft_length, ring, engine_tokens=engine_tokens, trees=trees)
+    state = storage.memory_size(slots, length, draft_length, ring, engine_tokens=engine_tokens, trees=trees)
     return state + 4 * slots * length
 
 
 def _before(references: Sequence[Tokens], room: int) -> Tokens:
     """Return the text before a request's own: the references that fit, with a negative token after each."""
     parts = [np.zeros(0, np.int32)]
-    most = room
+    whole = room
     for reference in references:  # cut before copying: a reference may be part of a large corpus
         parts += [np.asarray(reference[:room], np.int32), np.full(1, NO_TOKEN, np.int32)]
         room -= len(reference[:room]) + 1
         if room <= 0:
             break
-    text = np.concatenate(parts)[:most]
+    text = np.concatenate(parts)[:whole]
     text[-1:] = NO_TOKEN
     return text
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specplug.lookup.draft_kernels import gather, keep, predicted
+from specplug.lookup.candidate_kernels import gather, predicted_token
+from specplug.lookup.draft_kernels import keep
 from specplug.lookup.kernel_arithmetic import (
     CANDIDATES,
     CHAIN_ROWS,
@@ -77,8 +78,8 @@ def tree_kernel(
         voted = voted + slot * 2 * CANDIDATES
         of_row = matches + row * matches_stride
         served = (scopes + slot * SCOPE, corpus, segments, tenants, tenants_count, corpus_matches, ranks_count, row)
-        found = gather(facts, own, memory, voted, buckets, of_row, blocks, kept, served, figures, vocab_size)
-        depths = grow(facts, nodes, stride, own, memory, found, limit, counts, figures, vocab_size)
+        candidates = gather(facts, own, memory, voted, buckets, of_row, blocks, kept, served, figures, vocab_size)
+        depths = grow(facts, nodes, stride, own, memory, candidates, limit, counts, figures, vocab_size)
         tl.debug_barrier()
         drafted, chosen = choose(nodes, depths, limit, tl.load(figures + LEAST), columns)
         is_node = columns < drafted
@@ -107,14 +108,14 @@ def tree_kernel(
 
 
 @triton.jit
-def grow(facts, nodes, stride, own, memory, found, limit, counts, figures, vocab_size):
+def grow(facts, nodes, stride, own, memory, candidates, limit, counts, figures, vocab_size):
     """Write the nodes of each depth, and return the number of depths."""
     n = own[1]
     owner = tl.load(facts + OWNER)
     hit_rate = tl.load(facts + HIT_RATE)
     start = tl.load(facts + START)
     each = tl.arange(0, CANDIDATES)
-    places, known, kinds, ranks, owners, alive = found
+    places, known, kinds, ranks, owners, alive = candidates
     origin = origins_of(kinds)
     is_own = alive & (origin == 1)
     period = tl.where(is_own, n - places, 1)
@@ -125,7 +126,7 @@ def grow(facts, nodes, stride, own, memory, found, limit, counts, figures, vocab
     depth = n * 0
     while (depth < limit) & (tl.reduce(alive.to(tl.int32), 0, larger) > 0):
         offset = tl.where(is_own, depth % period, depth)
-        token = predicted(own, memory, owners, kinds, places + offset, alive, vocab_size)
+        token = predicted_token(own, memory, owners, kinds, places + offset, alive, vocab_size)
         alive = alive & (token >= 0)
         rows = kinds * LENGTHS + length_class(known + depth)
         voice = tl.where(alive, weight(figures, log_odds(counts, figures, rows, alive), ranks), 0)

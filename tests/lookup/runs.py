@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from specplug.lookup import layout as at
+from specplug.lookup import storage
 
 LENGTH, POISON = 96, 10**9 + 7
 """Tokens of a text, and what memory holds before it is written."""
@@ -26,13 +27,13 @@ class Run:
     """
 
     def __init__(
-        self, random: Random, form: ModuleType, memory: Callable[[Any], Any] = at.views, *, opposite: bool = False
+        self, random: Random, form: ModuleType, memory: Callable[[Any], Any] = storage.views, *, opposite: bool = False
     ) -> None:
         self.random, self.form, self.memory, self.opposite = random, form, memory, opposite
         self.slots, self.draft_length = random.randint(1, 4), random.choice([1, 3, 8])
         self.tokens = random.randint(1, 5)
         self.trees, self.engine_tokens = random.choice([(False, 0), (False, 3), (True, 0)])
-        self.state = at.allocate(
+        self.state = storage.allocate(
             self.slots,
             LENGTH,
             self.draft_length,
@@ -67,7 +68,7 @@ class Run:
         """Call a function of the form."""
         tensors = (
             self.memory(it) if isinstance(it, tuple)
-            else it.numpy() if isinstance(it, torch.Tensor) and self.memory is at.views else it
+            else it.numpy() if isinstance(it, torch.Tensor) and self.memory is storage.views else it
             for it in args
         )  # fmt: skip
         getattr(self.form, name)(*tensors)
@@ -84,11 +85,11 @@ class Run:
         self.lengths[slot], self.known[slot] = length, 0
         self.generations[slot], self.owners[slot] = self.begun, random.randint(0, 3)
         facts = (torch.tensor([it], dtype=torch.int32) for it in (self.begun, self.owners[slot], start))
-        at.begin(self.state, torch.tensor([slot]), *facts)
+        storage.begin(self.state, torch.tensor([slot]), *facts)
         if random.random() < 0.6:
             self.joined += 1
             group, room = random.randint(4, 5), random.choice([9, 99])
-            at.join(self.state, slot, group, self.joined, start + random.randint(0, length), room)
+            storage.join(self.state, slot, group, self.joined, start + random.randint(0, length), room)
 
     def remember(self) -> None:
         """Remember a piece of a text, for any owner; the text may end before it does."""
@@ -124,7 +125,7 @@ class Run:
         rows = at.Rows(torch.tensor(slots)[order], *(torch.tensor(it, dtype=torch.int32)[order] for it in facts))
         source = self.source(slots)
         source = source._replace(**{name: it[order] for name, it in source._asdict().items() if name != "table"})
-        drafts = at.drafts_of(len(slots), self.draft_length, trees=self.trees)
+        drafts = storage.drafts_of(len(slots), self.draft_length, trees=self.trees)
         for tensor in drafts:
             tensor.fill_(POISON)
         self.state.nodes.fill_(POISON)
@@ -145,7 +146,7 @@ class Run:
                 self.known[slot] = self.lengths[slot]
             self.extend(slot, self.path(drafts, row))
         written = {**self.state._asdict(), **{f"draft {name}": it for name, it in drafts._asdict().items()}}
-        scratch = {name: torch.empty(0) for name in ("found", "nodes", "corpus", "segments", "corpus_matches")}
+        scratch = {name: torch.empty(0) for name in ("candidates", "nodes", "corpus", "segments", "corpus_matches")}
         scratch["matches"] = matches
         return {name: tensor.clone() for name, tensor in {**written, "texts": self.texts, **scratch}.items()}
 
@@ -213,9 +214,9 @@ class Run:
             if self.random.random() < 0.1:
                 self.begin(self.random.randrange(self.slots))
             if self.random.random() < 0.1:
-                at.halve(self.state)
+                storage.halve(self.state)
             if self.random.random() < 0.02:
-                at.clear(self.state)
+                storage.clear(self.state)
             found.append(self.step())
         return found
 

@@ -75,7 +75,7 @@ class Served(Run):
         }
         if random.random() < 0.2:
             del self.tenants[random.choice(TENANTS)]
-        found = corpora.loaded(self.tenants, self.numbers, self.slots, copied=self.copied)
+        found = corpora.load(self.tenants, self.numbers, self.slots, copied=self.copied)
         self.state = corpora.use(self.state, found)
 
     def begin(self, slot: int) -> None:
@@ -84,7 +84,7 @@ class Served(Run):
         super().begin(slot)
         tenant = random.choice([None, *TENANTS])
         named = random.sample(NAMES, random.randint(0, 2))
-        corpora.assign(self.state, torch.tensor([slot]), [self.numbers.known(tenant, named)])
+        corpora.assign(self.state, torch.tensor([slot]), [self.numbers.known_numbers(tenant, named)])
 
     def scramble(self) -> None:
         """Scramble the ring too, and let texts follow any places; most of them match little elsewhere."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from specplug.lookup import layout as at
+from specplug.lookup import storage
 
 ROOM = 300
 """Most tokens of a text."""
@@ -31,7 +32,7 @@ class Talk:
         trees: bool = False,
     ) -> None:
         self.form, self.trees, self.engine_tokens = form, trees, engine_tokens
-        self.state = at.allocate(slots + 1, ROOM, draft_length, ring, engine_tokens=engine_tokens, trees=trees)
+        self.state = storage.allocate(slots + 1, ROOM, draft_length, ring, engine_tokens=engine_tokens, trees=trees)
         self.texts, self.table = torch.full((2, slots + 1, ROOM), 77, dtype=torch.int32)
         self.lengths, self.known, self.begun = [0] * (slots + 1), [0] * (slots + 1), 0
         self.generation: dict[int, int] = {}
@@ -45,7 +46,7 @@ class Talk:
         self.lengths[slot] = self.known[slot] = 0
         self.texts[slot, : len(references)] = torch.tensor(references, dtype=torch.int32)
         facts = (torch.tensor([it], dtype=torch.int32) for it in (self.begun, owner, len(references)))
-        at.begin(self.state, torch.tensor([slot]), *facts)
+        storage.begin(self.state, torch.tensor([slot]), *facts)
         self.generation[slot] = self.begun
         self.extend(slot, text)
 
@@ -76,20 +77,20 @@ class Talk:
         rows, most = at.Rows(torch.tensor([slot]), *facts), self.state.chain.shape[2]
         ints = (torch.tensor(it, dtype=torch.int32) for it in ([0], [new]))
         source = at.Source(self.table, torch.tensor([slot]), *ints)
-        drafts = at.drafts_of(1, most, trees=self.trees)
+        drafts = storage.drafts_of(1, most, trees=self.trees)
         for tensor in drafts:
             tensor.fill_(-7)
-        views = at.views(self.state), self.texts.numpy(), at.views(rows)
-        self.form.ingest(*views, at.views(source), True)
+        views = storage.views(self.state), self.texts.numpy(), storage.views(rows)
+        self.form.ingest(*views, storage.views(source), True)
         self.form.scan(*views)
         self.form.search(*views)
-        self.form.draft(*views, at.views(drafts), vocab_size)
+        self.form.draft(*views, storage.views(drafts), vocab_size)
         if engine_ids:
             padded = np.array([[*engine_ids, *[-1] * (self.engine_tokens - len(engine_ids))]], np.int32)
-            self.form.append(*views, padded, at.views(drafts))
+            self.form.append(*views, padded, storage.views(drafts))
             self.form.scan(*views)
             self.form.search(*views)
-            self.form.draft(*views, at.views(drafts), vocab_size)
+            self.form.draft(*views, storage.views(drafts), vocab_size)
         if generation == self.generation.get(slot):
             self.known[slot] = self.lengths[slot]
         number = int(drafts.lengths[0])
@@ -104,7 +105,7 @@ class Talk:
 
     def join(self, slot: int, group: int, number: int, prompt: int, room: int = 15) -> None:
         """Let a slot join a group; it shares the tokens from `prompt` on."""
-        at.join(self.state, slot, group, number, prompt, room)
+        storage.join(self.state, slot, group, number, prompt, room)
 
     def remember(self, owner: int, text: Sequence[int], number: int, prompt: Sequence[int] = ()) -> None:
         """Remember a response after a prompt."""
@@ -113,4 +114,4 @@ class Talk:
         self.texts[slot, : len(whole)] = torch.tensor(whole, dtype=torch.int32)
         self.state.slots[slot, at.END] = len(whole)
         span = 0, len(prompt), len(whole)
-        self.form.remember(at.views(self.state), self.texts.numpy(), slot, *span, owner, number)
+        self.form.remember(storage.views(self.state), self.texts.numpy(), slot, *span, owner, number)

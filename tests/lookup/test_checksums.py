@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specplug.lookup import compiled, plain
+from specplug.lookup import compiled, counts, plain, storage
 from specplug.lookup import layout as at
 from specplug.lookup.checksums import checksums
 from specplug.types.tensors import checksum
@@ -54,17 +54,17 @@ def test_any_single_difference_shows_in_its_sum(seed: int, data: st.DataObject) 
     state, before = run.state, of(run)
     slot = run.random.randrange(run.slots)
     end = int(state.slots[slot, at.END])
-    counts = state.counts[: at.TOKENS_END + at.own_rows(state).shape[1]]
+    common = state.counts[: counts.TOKENS_END + storage.own_rows(state).shape[1]]
     places: list[tuple[str, Tensor]] = [
         ("requests", state.slots[slot, at.START + 1 : at.END]),
         ("requests", state.slots[slot, at.ENGINE :]),
-        ("hit rates", counts),
+        ("hit rates", common),
         *[("responses", table) for table in (state.ring, state.owners, state.buckets, state.end)],
     ]
     if state.slots[slot, at.END]:
         places.append(("texts", run.texts[slot, max(0, end - 64) : end]))
     if run.engine_tokens:
-        places.append(("requests", at.own_rows(state)[slot]))
+        places.append(("requests", storage.own_rows(state)[slot]))
     name, tensor = data.draw(st.sampled_from(places))
     tensor.view(-1)[run.random.randrange(tensor.numel())] ^= 1 << run.random.randrange(31)
     after = of(run)
@@ -86,6 +86,6 @@ def test_slots_numbers_generations_and_other_slots_do_not_matter(seed: int) -> N
     facts, counts = placed(run.state.slots), run.state.counts.clone()
     facts[:, at.GENERATION] += 5
     other = run.state._replace(slots=facts, counts=counts)
-    at.own_rows(other)[:] = placed(at.own_rows(run.state))
+    storage.own_rows(other)[:] = placed(storage.own_rows(run.state))
     found = checksums(other, placed(run.texts), torch.tensor([moved[slot] for slot in shown]))
     assert found == checksums(run.state, run.texts, torch.tensor(shown))

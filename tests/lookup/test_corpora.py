@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.errors import ContractError
-from specplug.lookup import compiled, corpora, plain
+from specplug.lookup import compiled, corpora, plain, storage
 from specplug.lookup import layout as at
 from specplug.lookup.corpora import Segment
 from tests.lookup.runs import assert_equal
@@ -78,7 +78,7 @@ class Trapped(Served):
         """Return all that a step of one row writes."""
         facts = self.generations[slot], self.lengths[slot], 99
         rows = at.Rows(torch.tensor([slot]), *(torch.tensor([it], dtype=torch.int32) for it in facts))
-        drafts = at.drafts_of(1, self.draft_length, trees=self.trees)
+        drafts = storage.drafts_of(1, self.draft_length, trees=self.trees)
         for name, more in (("ingest", (source, True)), ("scan", ()), ("search", ()), ("draft", (drafts, 100))):
             self.call(name, state, texts, rows, *more)
         return [*drafts, state.slots, state.chain, state.voted, state.counts]
@@ -111,12 +111,12 @@ class Reader(Talk):
 
     def load(self, tenants: dict[str, list[Segment]]) -> None:
         """Replace all corpora."""
-        self.state = corpora.use(self.state, corpora.loaded(tenants, self.numbers, len(self.state.slots)))
+        self.state = corpora.use(self.state, corpora.load(tenants, self.numbers, len(self.state.slots)))
 
     def ask(self, text: Sequence[int], tenant: str | None = "one", named: Sequence[str] = ()) -> list[int]:
         """Return the draft of a new request."""
         self.begin(0, text)
-        corpora.assign(self.state, torch.tensor([0]), [self.numbers.known(tenant, named)])
+        corpora.assign(self.state, torch.tensor([0]), [self.numbers.known_numbers(tenant, named)])
         return self.draft(0)
 
 
@@ -205,7 +205,7 @@ def test_segments_that_do_not_fit_are_refused() -> None:
 
 def test_arrays_are_kept_and_not_copied() -> None:
     segments = {"one": [some_segment(Random(0), 5) for _ in range(3)]}
-    found = corpora.loaded(segments, corpora.Numbers(), 1)
+    found = corpora.load(segments, corpora.Numbers(), 1)
     for it, facts in zip(segments["one"], found.segments.tolist(), strict=True):
         assert found.corpus.data_ptr() + 4 * facts[corpora.TEXT] == it.text.ctypes.data
         assert found.corpus.data_ptr() + 4 * facts[corpora.PLACES] == it.places.ctypes.data

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from specplug.lookup import candidates, compiled, counts, plain
+from specplug.lookup import candidates, compiled, counts, plain, storage
 from specplug.lookup import layout as at
 from tests.lookup.talk import Talk
 
@@ -39,7 +39,7 @@ def test_a_match_ends_at_its_text_s_first_token_and_at_64_tokens(form: ModuleTyp
     talk.begin(0, [3, 4], references=[1, 2, 3, 4, 6, -1])
     assert talk.draft(0, 3) == [6]
     assert talk.sources == [1]
-    views = at.views(talk.state)
+    views = storage.views(talk.state)
     assert views.matches[0, 0] == (2 << 32) + 4
     talk.begin(0, [*range(100, 170), 1, *range(100, 170)])
     talk.draft(0)
@@ -88,7 +88,7 @@ def test_old_responses_are_dead(form: ModuleType) -> None:
         talk.begin(0, [9, 1, 2], 1)
         assert talk.draft(0) == ([3, 4] if number <= 16 else []), number
         talk.remember(1, [50 + number, 51 + number], number)
-    at.clear(talk.state)
+    storage.clear(talk.state)
     talk.begin(0, [9, 78], 1)
     assert talk.draft(0) == []
 
@@ -119,7 +119,7 @@ def test_the_ring_is_read_where_it_is_live_and_the_owner_s(form: ModuleType) -> 
     talk = Talk(form)  # a ring of 256 tokens
     for number in range(30):
         talk.remember(1 + number % 2, [number, number, number], number)
-    state = at.views(talk.state)
+    state = storage.views(talk.state)
     end, capacity = int(state.end[0]), state.ring.size
     assert end == 30 * at.GRANULE > capacity
     state.ring[:] = 5
@@ -209,19 +209,19 @@ def test_confidence_and_votes_follow_what_was_right(form: ModuleType) -> None:
 
 
 def test_large_counts_are_halved(form: ModuleType) -> None:
-    state = at.allocate(1, 10, 4, 256)
-    rows = {0: at.MOST_TRIES, counts.EVIDENCE: at.MOST_TRIES + 1, counts.CONTEXTS: at.MOST_TOKEN_TRIES + 1}
+    state = storage.allocate(1, 10, 4, 256)
+    rows = {0: at.MAX_TRIES, counts.EVIDENCE: at.MAX_TRIES + 1, counts.CONTEXTS: at.MAX_TOKEN_TRIES + 1}
     for row, number in rows.items():
         state.counts[row] = torch.tensor([7 * at.UNIT, number * at.UNIT])
     before = state.counts.clone()
-    at.halve(state)
+    storage.halve(state)
     changed = (state.counts != before).any(1).nonzero().flatten().tolist()
     assert changed == [counts.EVIDENCE, counts.CONTEXTS]
-    assert state.counts[counts.CONTEXTS].tolist() == [7 * at.UNIT // 2, (at.MOST_TOKEN_TRIES + 1) * at.UNIT // 2]
+    assert state.counts[counts.CONTEXTS].tolist() == [7 * at.UNIT // 2, (at.MAX_TOKEN_TRIES + 1) * at.UNIT // 2]
 
 
 def test_memory_is_as_much_as_promised() -> None:
     """25 MB beside the texts for 256 slots and a ring of a million tokens, at most 24 bytes a response token."""
-    large, small = (at.bytes_needed(256, 8192, 15, 1 << bits) for bits in (20, 19))
+    large, small = (storage.memory_size(256, 8192, 15, 1 << bits) for bits in (20, 19))
     assert large <= 25e6
     assert (large - small) / (1 << 19) <= 24

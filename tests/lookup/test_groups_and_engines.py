@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from specplug.lookup import compiled, counts, plain
+from specplug.lookup import compiled, counts, plain, storage
 from specplug.lookup import layout as at
 from tests.lookup.talk import ROOM, Talk
 
@@ -84,7 +84,7 @@ def test_an_engine_s_tokens_are_as_likely_as_they_were_at_their_position(form: M
     votes = (talk.state.counts[: counts.TOKENS_END] - fresh)[:, 1] // at.UNIT
     assert votes.sum() == 0  # votes were for texts that ended in the engine's second token
     talk.begin(0, SONG)
-    assert at.own_rows(talk.state)[0].sum() == 0
+    assert storage.own_rows(talk.state)[0].sum() == 0
 
 
 def test_siblings_draft_from_what_the_others_emitted(form: ModuleType) -> None:
@@ -104,7 +104,7 @@ def test_siblings_draft_from_what_the_others_emitted(form: ModuleType) -> None:
     talk.draft(1)
     talk.extend(0, [1, 2, 3])
     assert talk.draft(0, 1) in ([4], [40])
-    at.clear(talk.state)
+    storage.clear(talk.state)
     talk.begin(1, [*prompt, 1, 2, 3, 4])
     assert talk.draft(1) == []
 

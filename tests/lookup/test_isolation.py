@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.lookup import arithmetic, compiled, plain
+from specplug.lookup import arithmetic, compiled, plain, storage
 from specplug.lookup import layout as at
 from tests.lookup.runs import Run
 from tests.lookup.talk import Talk
@@ -48,7 +48,7 @@ class Trapped(Run):
             for state, text in ((self.state, self.texts), (other, texts)):
                 facts = self.generations[slot], self.lengths[slot], 99
                 rows = at.Rows(torch.tensor(slots), *(torch.tensor([it], dtype=torch.int32) for it in facts))
-                drafts = at.drafts_of(1, self.draft_length, trees=self.trees)
+                drafts = storage.drafts_of(1, self.draft_length, trees=self.trees)
                 for name, more in (("ingest", (source, True)), ("scan", ()), ("draft", (drafts, 100))):
                     self.call(name, state, text, rows, *more)
                 found.append([*drafts, state.slots, state.chain, state.voted, state.counts])

@@ -40,7 +40,7 @@ def fails(*_: Any, **__: Any) -> Any:
 FAILURES: dict[str, tuple[Any, str]] = {
     "begin": (Retrieval, "begin"),
     "references": (steps, "_before"),
-    "tenant": (Numbers, "known"),
+    "tenant": (Numbers, "known_numbers"),
     "owner": (Owners, "number_of"),
     "store": (StoreWatcher, "changed"),
 }

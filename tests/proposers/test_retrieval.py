@@ -375,7 +375,7 @@ def test_what_does_not_fit_on_a_gpu_is_named_and_the_rest_serves(
     put(store, "small", [7, 8, 9, 6], tenant="b")
     with opened(store) as server, caplog.at_level(logging.WARNING):
         server.proposer._device = torch.device("meta")
-        server.proposer._most_bytes = 4 * 30
+        server.proposer._max_bytes = 4 * 30
         put(store, "more", [1, 2])
         server.watcher._look()
         found = server.watcher.changed(None)

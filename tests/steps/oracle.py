@@ -39,7 +39,7 @@ STOP = 4
 DRAFT = ("token_ids", "lengths", "confidence", "source", "base_len")
 VERDICT = ("proposed", "verified", "accepted", "cut_by_grammar", "emitted", "after_stop")
 
-SCRATCH = ("matches", "found", "nodes", "corpus_matches")
+SCRATCH = ("matches", "candidates", "nodes", "corpus_matches")
 """What of the state of a lookup is not read again after a step."""
 
 Row = tuple[str, int, int]

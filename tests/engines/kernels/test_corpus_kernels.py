@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from specplug.lookup import compiled, corpora, corpus_search, layout, plain
+from specplug.lookup import compiled, corpora, corpus_search, layout, plain, storage
 from tests.engines.interpreted import imported_anew
 from tests.engines.kernels.test_lookup_kernels import MODULES
 from tests.lookup.runs import assert_equal
@@ -47,9 +47,9 @@ def test_anchors_are_those_of_the_reference(kernels: ModuleType, seed: int) -> N
     """Texts follow any places of documents that are short, so that their ends are near."""
     random, slots = Random(seed), 8
     documents = [("c", [random.randrange(30) for _ in range(random.randint(1, 12))]) for _ in range(20)]
-    loaded = corpora.loaded({"one": [segment_of(documents)]}, numbers := corpora.Numbers(), slots, copied=True)
-    state = corpora.use(layout.allocate(slots, 20, 4, 0), loaded)
-    corpora.assign(state, torch.arange(slots), [numbers.known("one", [])] * slots)
+    loaded = corpora.load({"one": [segment_of(documents)]}, numbers := corpora.Numbers(), slots, copied=True)
+    state = corpora.use(storage.allocate(slots, 20, 4, 0), loaded)
+    corpora.assign(state, torch.arange(slots), [numbers.known_numbers("one", [])] * slots)
     texts = torch.tensor([[-1, random.randrange(30)] * 10 for _ in range(slots)], dtype=torch.int32)
     for slot in range(slots):
         known = random.randint(12, 20)
@@ -58,10 +58,10 @@ def test_anchors_are_those_of_the_reference(kernels: ModuleType, seed: int) -> N
     state.slots[:, layout.END] = 20
     rows = layout.Rows(torch.arange(slots), *torch.tensor([[0] * slots, [20] * slots, [4] * slots], dtype=torch.int32))
     found = []
-    for form, view in ((plain, layout.views), (kernels, lambda tensors: tensors)):
+    for form, view in ((plain, storage.views), (kernels, lambda tensors: tensors)):
         own = layout.State(*(tensor.clone() for tensor in state))
-        drafts = layout.drafts_of(slots, 4)
-        plain.search(layout.views(own), texts.numpy(), layout.views(rows))
+        drafts = storage.drafts_of(slots, 4)
+        plain.search(storage.views(own), texts.numpy(), storage.views(rows))
         form.draft(view(own), texts.numpy() if form is plain else texts, view(rows), view(drafts), 100)
         found.append([own.slots, own.voted, own.chain, *drafts])
     assert all(map(torch.equal, *found))
@@ -83,9 +83,9 @@ def test_the_search_finds_what_the_reference_finds_in_larger_segments(kernels: M
     documents = [(random.choice("ab"), [random.randrange(9) for _ in range(99)]) for _ in range(20)]
     tenants["one"].append(segment_of(documents))
     numbers = corpora.Numbers()
-    state = corpora.use(layout.allocate(4, 99, 4, 0), corpora.loaded(tenants, numbers, 4, copied=True))
+    state = corpora.use(storage.allocate(4, 99, 4, 0), corpora.load(tenants, numbers, 4, copied=True))
     requests = ("one", ["a"]), ("two", []), ("one", []), (None, [])
-    corpora.assign(state, torch.arange(4), [numbers.known(*it) for it in requests])
+    corpora.assign(state, torch.arange(4), [numbers.known_numbers(*it) for it in requests])
     texts = torch.tensor([[random.randrange(3) for _ in range(99)] for _ in range(4)], dtype=torch.int32)
     for row in (0, 2):
         tokens = random.choice(documents)[1][: random.randint(1, 99)]
@@ -94,7 +94,7 @@ def test_the_search_finds_what_the_reference_finds_in_larger_segments(kernels: M
     state.slots[:, layout.END] = 99
     kernels.search(state, texts, rows)
     found = state.corpus_matches.clone()
-    plain.search(layout.views(state), texts.numpy(), layout.views(rows))
+    plain.search(storage.views(state), texts.numpy(), storage.views(rows))
     assert torch.equal(found, state.corpus_matches)
     assert (found[:3, :, 0] > 0).any(1).all()
     assert not found[3].any()

@@ -11,7 +11,7 @@ import torch
 
 from specplug import launching
 from specplug.interfaces import PluginContext
-from specplug.lookup import compiled, steps
+from specplug.lookup import compiled, steps, storage
 from specplug.lookup import layout as at
 from specplug.lookup.proposer import LookupProposer
 
@@ -28,7 +28,7 @@ def array(argument: Any) -> Any:
         }
         return type(argument)(**{name: steps.whole_rows(it) for name, it in named.items()})
     if isinstance(argument, at.State):
-        return at.views(argument)
+        return storage.views(argument)
     if isinstance(argument, at.Drafts):
         return at.Drafts(*map(steps.whole_rows, argument))
     return steps.whole_rows(argument) if isinstance(argument, torch.Tensor) else argument
