@@ -129,7 +129,7 @@ class DeviceSteps:
             The drafts of the rows that may draft, [B, plan.draft_length].  The next step overwrites them.
         """
         inputs = *engine[:5], engine.engine_ids, temperature, last_sampled, *outputs
-        key = rows, plan, reports, reports_expected, engine.lengths_by_row, engine.lacking
+        key = rows, plan, reports, reports_expected, engine.lengths_by_row, engine.num_uncounted
         again = self._again.get(reports_expected)
         if again is not None and again.fits(key, inputs) and self._runner.may_repeat():
             step = again.step

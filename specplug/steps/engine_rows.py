@@ -17,7 +17,7 @@ class EngineRows(NamedTuple):
         num_sampled: [>= B] int32 or int64, tokens that the step emitted for each row; 0 for a row within its prompt.
         num_rejected: [>= B] int32 or int64, draft tokens of each row that the step rejected.
         lengths_by_row: whether `total_len` is by row.
-        lacking: tokens of each row that `total_len` does not count.
+        num_uncounted: tokens of each row that `total_len` does not count.
         engine_ids: [>= B, >= G] int32 or int64, the draft of the engine's own drafter, by row, -1 after its end; rows
             are contiguous.
     """
@@ -28,7 +28,7 @@ class EngineRows(NamedTuple):
     num_sampled: Tensor
     num_rejected: Tensor
     lengths_by_row: bool = False
-    lacking: int = 0
+    num_uncounted: int = 0
     engine_ids: Tensor | None = None
 
     def as_contiguous(self) -> EngineRows:

@@ -98,7 +98,7 @@ class Drafts:
             # SGLang verifies whole drafts, so that nothing is lost by calling all other tokens rejected.
             num_rejected=torch.full_like(self._ones, self._longest),
             lengths_by_row=True,
-            lacking=1,
+            num_uncounted=1,
             engine_ids=by_row.new_zeros(len(table), engine_tokens) if engine_tokens else None,
         )
         self._nothing = torch.empty(len(table), 0, device=self._device)

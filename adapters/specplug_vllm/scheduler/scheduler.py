@@ -158,7 +158,7 @@ class PlanningMixin:
         if self._launched:
             step = self._launched.popleft()
             step = step if report.verified is None else step.verifying(report.verified)
-            # The report is of the drafts that this step verified, so that the host function has ended.
+            # The report is of the drafts that this step verified, so that the device has written it.
             self.step_planner.finish(step, results, ended, report.drafts)
         return outputs
 

@@ -86,7 +86,7 @@ def begin_row(it, program, SIZES: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.where(it.engine.lengths_by_row, source_row, slot)
     emitted = tl.load(it.engine.num_sampled + source_row).to(tl.int32)
     rejected = tl.load(it.engine.num_rejected + source_row)
-    length = (tl.load(it.engine.total_len + at) + it.engine.lacking).to(tl.int32)
+    length = (tl.load(it.engine.total_len + at) + it.engine.num_uncounted).to(tl.int32)
     temperature = tl.load(it.temperatures + at)
     facts = it.state.table + slot * (STOP_IDS + STOPS)
     head = it.state.heads + slot * (it.max_draft_length + SOURCES)
