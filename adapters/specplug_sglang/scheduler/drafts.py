@@ -142,10 +142,15 @@ class Drafts:
         if batch.engine_ids is not None:
             rows = rows._replace(engine_ids=batch.engine_ids)
         due = self.reports_expected and self._may_report
-        inputs = batch.rows, rows, self._outputs, self._padding, batch.rows.temperature, plan
+        inputs = batch.rows, rows, self._outputs_of(batch), self._padding, batch.rows.temperature, plan
         draft = self._steps.take(*inputs, reports=step is not None, reports_expected=due)
         self.report = self._steps.report
         return draft
+
+    def _outputs_of(self, batch: Decoding) -> DraftOutputs:
+        """Return outputs of the batch's rows: a kernel finishes each row that they have."""
+        size = len(batch.rows.names)
+        return DraftOutputs(self._outputs.ids[:size], self._outputs.confidence[:size])
 
     def _propose_by_stage(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
         self.flush()
@@ -235,7 +240,13 @@ class Drafts:
             after = batch.before + step.emitted
             rows = self._rows._replace(idx_mapping=batch.slots, total_len=after, num_sampled=step.emitted)
             self._steps.take(
-                batch.rows, rows, self._outputs, self._padding, batch.rows.temperature, NO_SPECULATION, reports=True
+                batch.rows,
+                rows,
+                self._outputs_of(batch),
+                self._padding,
+                batch.rows.temperature,
+                NO_SPECULATION,
+                reports=True,
             )
 
     @torch.inference_mode()
