@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 import typer.main
 
-from specplug.mistakes import leaves
+from specplug.input_errors import leaves
 from specplug.plugins import specs
 from specplug.plugins.registry import KINDS
 from specplug.plugins.specs import CheckResult, PluginSpec

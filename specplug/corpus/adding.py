@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specplug.corpus.building import NewDocument, checked
-from specplug.corpus.changing import changing
 from specplug.corpus.documents import Document, Tokens
 from specplug.corpus.manifest import Manifest
 from specplug.corpus.names import check_name, name_hash, shortened
 from specplug.corpus.segment import NO_TEXT
+from specplug.corpus.segment_arrays import NewDocument, checked
 from specplug.corpus.tenant import Tenant
+from specplug.corpus.writing import changing
 from specplug.errors import CorpusError, SpecplugError
 
 Progress = Callable[[int, int], None]

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specplug.corpus.building import Builder, documents_of
 from specplug.corpus.manifest import SegmentEntry
 from specplug.corpus.segment import COMPARED, NO_TEXT, Segment
+from specplug.corpus.segment_arrays import Builder, documents_of
 from specplug.corpus.tenant import Tenant
 from specplug.errors import CorpusError, SpecplugError
 

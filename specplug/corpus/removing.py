@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specplug.corpus.changing import changing
 from specplug.corpus.files import yield_gil
 from specplug.corpus.manifest import Manifest, SegmentEntry
 from specplug.corpus.tenant import Tenant, unknown_document
+from specplug.corpus.writing import changing
 from specplug.errors import CorpusError
 
 _NAMES_PER_YIELD = 64

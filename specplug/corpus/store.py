@@ -20,7 +20,6 @@ from typing import TypeAlias, TypeVar
 from pydantic import TypeAdapter
 
 from specplug.corpus.adding import Added, Addition, Progress, Synced
-from specplug.corpus.changing import LOCK_FILE
 from specplug.corpus.documents import Document, Tokens
 from specplug.corpus.files import fsync_folder, locked, make_folder, os_errors_named, read_file, write_file
 from specplug.corpus.inspecting import Problem, problems_with
@@ -29,6 +28,7 @@ from specplug.corpus.names import check_name, folder_name
 from specplug.corpus.removing import Removed, remove_corpus, remove_documents
 from specplug.corpus.sealed import MOST_SEGMENT_TOKENS, opened, parsed, sealed
 from specplug.corpus.tenant import TENANTS, CorpusInfo, Tenant, folders
+from specplug.corpus.writing import LOCK_FILE
 from specplug.errors import CorpusError, SpecplugError
 from specplug.text.fingerprint import Fingerprint
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from specplug.errors import SettingsError
-from specplug.mistakes import json_value, require_mapping, validate
+from specplug.input_errors import json_value, require_mapping, validate
 from specplug.settings.model import MAX_SPECULATIVE_TOKENS, Settings
 
 logger = logging.getLogger("specplug")

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specplug.corpus.building import load_sorting
 from specplug.corpus.documents import Document, tokenized_many
 from specplug.corpus.files import BusyError
+from specplug.corpus.segment_arrays import load_sorting
 from specplug.corpus.store import STORE_FILE, Store
 from specplug.corpus.tenant import CorpusInfo
 from specplug.corpus.view import View

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from specplug.corpus.names import check_name
 from specplug.errors import RequestError, SpecplugError
-from specplug.mistakes import json_value, require_mapping, validate
+from specplug.input_errors import json_value, require_mapping, validate
 from specplug.operator.control import parse_order
 from specplug.requests.schema import ReferenceField, Text
 from specplug.settings.model import Section

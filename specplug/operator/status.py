@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from specplug.faults import status_of
-from specplug.mistakes import flatten
+from specplug.input_errors import flatten
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import EngineCaps, Ragged
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specplug.errors import RequestError, SpecplugError, quote, suggest
-from specplug.mistakes import json_value, require_mapping
+from specplug.input_errors import json_value, require_mapping
 from specplug.requests.schema import RequestFields
 from specplug.requests.wire import WIRE_KEY, is_encoded
 

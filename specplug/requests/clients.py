@@ -20,7 +20,7 @@ from typing import Any
 
 from specplug.corpus.names import check_name
 from specplug.errors import RequestError, SettingsError, SpecplugError
-from specplug.mistakes import json_object
+from specplug.input_errors import json_object
 from specplug.requests import predicted
 from specplug.settings.model import Limits, TenantSettings
 

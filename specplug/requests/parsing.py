@@ -17,7 +17,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from specplug.errors import RequestError, SpecplugError, quote, suggest
-from specplug.mistakes import require_mapping, validate
+from specplug.input_errors import require_mapping, validate
 from specplug.plugins.registry import default_registry
 from specplug.requests import arguments, wire
 from specplug.requests.clients import BusyError, Quota, RequestClient, Tenants

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from specplug.errors import PluginError, SettingsError, describe, quote, suggest
-from specplug.mistakes import Mistake, from_pydantic, join_mistakes, unknown_key
+from specplug.input_errors import Mistake, from_pydantic, join_mistakes, unknown_key
 from specplug.plugins.registry import KINDS, Registry
 from specplug.plugins.specs import (
     LISTED_DEVICES,

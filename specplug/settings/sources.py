@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from specplug.errors import SettingsError, quote
-from specplug.mistakes import Mistake, flatten, from_pydantic, join_mistakes, json_object
+from specplug.input_errors import Mistake, flatten, from_pydantic, join_mistakes, json_object
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import HYBRID, ProposerSpec
 from specplug.settings.checks import plugin_mistakes, plugin_options

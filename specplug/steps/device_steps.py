@@ -27,7 +27,7 @@ from specplug.steps.kernels.columns import (
     DraftSums,
     Launches,
 )
-from specplug.steps.repeated import Repeated
+from specplug.steps.repeated_launches import Repeated
 from specplug.steps.rows import Rows
 from specplug.steps.sanitize import sanitize
 from specplug.steps.slots import SlotTable

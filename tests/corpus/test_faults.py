@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from specplug.corpus import changing, segment
+from specplug.corpus import segment, writing
 from specplug.corpus.manifest import MANIFEST_FILE, load
 from specplug.corpus.store import STORE_FILE, Store
 from specplug.corpus.view import View
@@ -323,7 +323,7 @@ def test_a_damaged_segment_keeps_nothing_of_the_others_from_being_removed_or_mer
 def test_neighbours_that_cannot_be_merged_keep_no_change_from_being_made(tmp_path, monkeypatch):
     """Here the disk is full for all but the first segment of a change."""
     store = filled(tmp_path, 3)
-    write = changing.write_segment
+    write = writing.write_segment
     written = []
 
     def full(path, *arguments):
@@ -332,7 +332,7 @@ def test_neighbours_that_cannot_be_merged_keep_no_change_from_being_made(tmp_pat
             raise CorpusError.build("a file of the corpus store could not be written", found="No space left on device")
         return write(path, *arguments)
 
-    monkeypatch.setattr(changing, "write_segment", full)
+    monkeypatch.setattr(writing, "write_segment", full)
     store.add("new", some_documents(4))
     assert len(written) == 2
     monkeypatch.undo()

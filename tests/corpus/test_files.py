@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from specplug.corpus.changing import LOCK_FILE
 from specplug.corpus.manifest import MANIFEST_FILE
 from specplug.corpus.store import STORE_FILE, Store
 from specplug.corpus.tenant import TENANTS
 from specplug.corpus.view import View
+from specplug.corpus.writing import LOCK_FILE
 from specplug.errors import CorpusError
 from tests.corpus.tools import TOKENIZER, listed, new_store, segment_files, some_documents
 

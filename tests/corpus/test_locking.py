@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from specplug.corpus import changing
-from specplug.corpus.changing import LOCK_FILE
+from specplug.corpus import writing
 from specplug.corpus.files import locked
+from specplug.corpus.writing import LOCK_FILE
 from specplug.errors import CorpusError
 from tests.corpus.tools import as_content, content, listed, new_store, segment_files, some_documents
 
@@ -132,7 +132,7 @@ def test_an_interrupt_behind_the_commit_leaves_what_was_committed(tmp_path, monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(changing, "clean", interrupted)
+        patch.setattr(writing, "clean", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.add("b", some_documents(1))
         with pytest.raises(KeyboardInterrupt):

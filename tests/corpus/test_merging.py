@@ -15,12 +15,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from specplug.corpus.building import Builder, documents_of, remaining
-from specplug.corpus.changing import choose
 from specplug.corpus.documents import Document
 from specplug.corpus.manifest import CorpusPart, SegmentEntry, load
 from specplug.corpus.segment import Segment, write_segment
+from specplug.corpus.segment_arrays import Builder, documents_of, remaining
 from specplug.corpus.store import Store
+from specplug.corpus.writing import choose
 from specplug.errors import CorpusError
 from tests.corpus.tools import (
     TOKENIZER,

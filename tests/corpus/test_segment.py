@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.corpus import segment as segment_module
-from specplug.corpus.building import Builder, checked
 from specplug.corpus.files import PIECE
 from specplug.corpus.inspecting import broken_invariants
 from specplug.corpus.segment import NO_TEXT, SECTIONS, SEGMENT_FORMAT, Segment, check_sections, write_segment
+from specplug.corpus.segment_arrays import Builder, checked
 from specplug.errors import CorpusError
 from tests.corpus.tools import OTHER, TOKENIZER, document, overwrite, plain_places, some_documents
 

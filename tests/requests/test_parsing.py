@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from specplug import mistakes
+from specplug import input_errors
 from specplug.errors import RequestError
 from specplug.requests import wire
 from specplug.requests.parsing import parse_request_fields
@@ -222,7 +222,7 @@ def test_all_wrong_fields_are_reported_at_once():
 
 def test_of_many_unknown_fields_some_are_named(monkeypatch):
     calls = []
-    monkeypatch.setattr(mistakes, "suggest", lambda *given: calls.append(given) or "")
+    monkeypatch.setattr(input_errors, "suggest", lambda *given: calls.append(given) or "")
     message = refusal({"specplug": {f"field {number}": number for number in range(MAX_KEYS)}})
     assert f"{MAX_KEYS} request fields are wrong" in message
     assert "'field 0'" in message

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from specplug.errors import SettingsError
-from specplug.mistakes import flatten, leaves
+from specplug.input_errors import flatten, leaves
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec
 from specplug.settings import CorporaSettings, Limits, Settings, load_settings

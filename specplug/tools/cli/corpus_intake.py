@@ -14,8 +14,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from specplug.corpus.adding import Added, Synced
-from specplug.corpus.building import load_sorting
 from specplug.corpus.documents import Content, documents_from
+from specplug.corpus.segment_arrays import load_sorting
 from specplug.corpus.sources import STDIN, Ids, Reading, Skipped, read, stem, tokenizer_of
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError

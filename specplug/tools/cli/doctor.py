@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specplug.errors import SettingsError, describe
-from specplug.mistakes import flatten, leaves
+from specplug.input_errors import flatten, leaves
 from specplug.operator.launches import continuation
 from specplug.plugins.registry import PluginEntry, Registry, default_registry
 from specplug.plugins.specs import CheckResult, CheckSpec

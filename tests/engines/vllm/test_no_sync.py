@@ -12,7 +12,7 @@ import pytest
 from torch.utils._python_dispatch import _disable_current_modes
 
 from specplug.steps.device_steps import DeviceSteps
-from specplug.steps.repeated import Repeated
+from specplug.steps.repeated_launches import Repeated
 from tests.engines.launches import most
 from tests.engines.plain import MAX_TOKENS, assert_greedy, prompts
 from tests.engines.vllm import inside, watching

@@ -12,8 +12,8 @@ import pytest
 
 from specplug import CheckResult, __version__
 from specplug.errors import PluginError, SettingsError
+from specplug.input_errors import leaves
 from specplug.interfaces import Planner, Proposer
-from specplug.mistakes import leaves
 from specplug.plugins.registry import KINDS, Owner, Registry, default_registry
 from specplug.plugins.specs import CheckSpec, PolicySpec, ProposerSpec, VerifierSpec
 from specplug.settings import Settings

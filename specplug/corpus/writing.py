@@ -16,12 +16,12 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from specplug.corpus.building import Builder, NewDocument, documents_of, remaining
 from specplug.corpus.files import check_folder, fsync_folder, locked, make_folder, os_errors_named
 from specplug.corpus.manifest import Manifest, SegmentEntry, commit
 from specplug.corpus.names import shortened
 from specplug.corpus.sealed import torn
 from specplug.corpus.segment import SEGMENT_ENDING, SEGMENT_FORMAT, Sections, Segment, write_segment
+from specplug.corpus.segment_arrays import Builder, NewDocument, documents_of, remaining
 from specplug.corpus.tenant import Tenant, check_corpus
 from specplug.errors import CorpusError, describe
 

@@ -12,7 +12,7 @@ import torch
 
 from specplug.lookup import steps
 from specplug.steps.kernels.columns import Launches, launches_for
-from specplug.steps.repeated import Repeated
+from specplug.steps.repeated_launches import Repeated
 from specplug.types.step import StepPlan
 from tests.engines.interpreted import device_kernels
 from tests.engines.launch import PLUGINS
