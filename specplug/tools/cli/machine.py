@@ -11,7 +11,7 @@ from specplug.errors import PluginError, SettingsError, SpecplugError
 from specplug.plugins.registry import KINDS, Registry, default_registry
 from specplug.plugins.specs import HYBRID, CheckResult, CheckSpec, PluginSpec, PolicySpec, ProposerSpec, resolve
 from specplug.settings import Settings
-from specplug.tools.cpu_cores import usable_cores
+from specplug.tools.cli.cpu_cores import usable_cores
 from specplug.types.caps import EngineCaps, ProposerCaps
 
 TESTED = {"torch": "2.13"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specplug.tools import cpu_cores
+from specplug.tools.cli import cpu_cores
 
 V1 = "4:memory:/a\n1:cpu,cpuacct:/a/b\n"
 QUOTA = "cpu.cfs_quota_us"
