@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specplug.tools.cli import doctor
+from specplug.tools.cli import machine
 from specplug_sglang.seams import VERSIONS as SGLANG
 from specplug_transformers.runner import VERSIONS as TRANSFORMERS
 from specplug_vllm.seams import VERSIONS as VLLM
@@ -118,8 +118,8 @@ def test_the_tests_run_both_ends_of_a_range(versions, distribution):
 def test_torch_is_bound_to_what_the_tests_run():
     (ran,) = {version.rpartition(".")[0] for version in pinned("torch")}
     assert f"torch>={ran}" in release.PROJECT["dependencies"]
-    assert doctor.TESTED["torch"] == ran
-    (shown,) = [result for result in doctor.environment(doctor.Settings()) if result.summary.startswith("torch ")]
+    assert machine.TESTED["torch"] == ran
+    (shown,) = [result for result in machine.environment(machine.Settings()) if result.summary.startswith("torch ")]
     assert shown.summary.endswith(f"; the tests run {ran})")
 
 
@@ -133,7 +133,7 @@ def test_the_page_on_upgrades_has_the_versions():
     page = (ROOT / "docs" / "upgrading.md").read_text(encoding="utf-8")
     newest = page.split("|---|---|---|---|---|---|\n")[1].splitlines()[0]
     oldest_python, *_, newest_python = release.pythons()
-    torch = doctor.TESTED["torch"]
+    torch = machine.TESTED["torch"]
     ranges = [re.sub(r"^\w+ ", "", str(versions)) for versions in (TRANSFORMERS, VLLM, SGLANG)]
     cells = [release.VERSION.rpartition(".")[0], f"{oldest_python} to {newest_python}", f"from {torch}", *ranges]
     assert newest == f"| {' | '.join(cells)} |"

@@ -50,7 +50,7 @@ def serves(store: Store) -> bool:
     problems = store.verify()
     assert all("t-bad" in problem.path for problem in problems)
     assert ("good", "c") in {(info.tenant, info.name) for info in store.list()}
-    reported = asyncio.run(CorpusAdmin(CorporaSettings(store=str(store.root)), None).listed())
+    reported = asyncio.run(CorpusAdmin(CorporaSettings(store=str(store.root)), None).list_corpora())
     assert "good" in reported["tenants"]
     assert tuple(reported["problems"]) == seen.problems
     return not (problems or seen.problems)

@@ -142,7 +142,7 @@ def test_they_pass_their_conformance_kits(made, shell):
     """One process runs the tests of all."""
     assert {commands(package)[1] for package in made.iterdir()} == {"pytest"}
     (passed,) = re.findall(r"(\d+) passed", shell.run("pytest -p no:cacheprovider specplug-*", made))
-    assert int(passed) > 50  # the others are skipped: clauses of what these plug-ins do not declare
+    assert int(passed) > 40  # the others are skipped: clauses of what these plug-ins do not declare
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ def two_readings(server: Counting, between: Any) -> dict[str, Any]:
 
 def shown(found: dict[str, Any]) -> str:
     out = Console(record=True, file=io.StringIO())
-    out.print(command.screen({"url": "http://x", "error": None, **found}))
+    out.print(command.screen_view({"url": "http://x", "error": None, **found}))
     return " ".join(out.export_text().split())
 
 
