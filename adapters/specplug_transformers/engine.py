@@ -214,6 +214,8 @@ class Engine:
             return
         chunks = [s.tokens[s.computed : min(s.computed + self._prefill_chunk, s.length - 1)] for s in filling]
         longest = max(map(len, chunks))
+        # The padding of a row in the middle of its prompt may be written beyond what its request has reserved.
+        self.runner.cache.reserve(len(self._running), max(s.computed for s in filling) + longest)
         padded = torch.tensor([chunk + [0] * (longest - len(chunk)) for chunk in chunks], device=self.runner.device)
         self.runner.forward([s.row for s in filling], [s.computed for s in filling], padded, keep_logits=False)
         for state, chunk in zip(filling, chunks, strict=True):
@@ -226,19 +228,32 @@ class Engine:
         while self._waiting and self._table.has_free_slot:
             state = self._waiting[0]
             row = len(self._running)
+            columns = state.length + state.room + self.caps.max_draft_length
             try:
-                self.runner.cache.reserve(row + 1, state.length + state.room + self.caps.max_draft_length)
-            except torch.OutOfMemoryError as error:
+                self.runner.cache.reserve(row + 1, columns)
+            except torch.OutOfMemoryError:
                 if self._running:
                     return
-                error.add_note(f"request {state.request.request_id!r} does not fit; abort it and the others go on")
-                raise
+                self._reserve_alone(state, columns)
             self._waiting.popleft()
             state.slot, state.generation = self._table.take_slot(state.tokens)
             state.row = row
             self.runner.cache.clear(row)
             self._running.append(state)
             self._drafts.on_event(RequestEvent(Lifecycle.STARTED, state.request, state.slot, state.generation))
+
+    def _reserve_alone(self, state: RequestState, columns: int) -> None:
+        """Reserve memory for the only request, in place of what earlier ones needed.
+
+        Raises:
+            torch.OutOfMemoryError: it is too large.
+        """
+        self.runner.cache.free()
+        try:
+            self.runner.cache.reserve(1, columns)
+        except torch.OutOfMemoryError as error:
+            error.add_note(f"request {state.request.request_id!r} does not fit; abort it and the others go on")
+            raise
 
     def _release(self, state: RequestState, kind: Lifecycle) -> None:
         """Free the slot and the cache row; the last row moves into the gap, so that rows in use stay contiguous."""

@@ -106,8 +106,8 @@ def _from_environment(env: Mapping[str, str]) -> tuple[str, Mapping[str, Any]]:
     """Read `SPECPLUG_CONFIG`, which holds a path or the settings themselves; return (origin, settings)."""
     origin = CONFIG_VARIABLE
     text = env.get(CONFIG_VARIABLE, "").strip()
-    suffix = Path(text).suffix.lower()
-    if "\n" not in text and suffix in (".json", ".toml"):
+    suffix = "" if "\n" in text else Path(text).suffix.lower()
+    if suffix in (".json", ".toml"):
         origin = f"{CONFIG_VARIABLE} ({text})"
         text = _read(text, origin)
     elif text.startswith("{"):

@@ -151,6 +151,7 @@ def test_config_variable_takes_the_path_of_a_file_or_the_settings_themselves(tmp
     ("config", "expected"),
     [
         ('trace.path = "a.json"', Settings(trace={"path": "a.json"})),  # ends like a path
+        ("seed = 3\n# like a.json", Settings(seed=3)),
         ("", Settings()),
         ("   ", Settings()),
         ("\n", Settings()),

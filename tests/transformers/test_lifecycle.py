@@ -91,6 +91,37 @@ def test_a_request_that_never_fits_is_named_and_the_others_go_on(make_engine, mo
     assert len([*engine.run()][-1].token_ids) == 5
 
 
+def test_the_end_of_a_prompt_beside_a_longer_chunk_of_another_fits(make_engine, llama):
+    """Rows of a pass are padded to the longest chunk, also beyond the text that a request has reserved."""
+    engine = make_engine(max_num_seqs=2, prefill_chunk=120)
+    texts = [[5, 9] * 61, [7, 33] * 65]
+    answers = {}
+    for name, text in zip("ab", texts, strict=True):
+        engine.add(request(name, text))
+        answers |= {output.request_id: output for output in engine.step()}
+    answers |= {output.request_id: output for output in engine.run()}
+    assert_plain(llama, texts, [answers["a"], answers["b"]], 12)
+
+
+def test_a_request_alone_has_the_memory_of_many_that_ended(make_engine, monkeypatch):
+    engine = make_engine()
+    cache = engine.runner.cache
+    reserve = cache.reserve
+
+    def reserve_few(rows, columns):
+        if max(cache.size[0], rows) * max(cache.size[1], columns) > 400:
+            raise torch.OutOfMemoryError("planted")
+        reserve(rows, columns)
+
+    monkeypatch.setattr(cache, "reserve", reserve_few)
+    for index in range(8):
+        engine.add(request(f"r{index}"))
+    list(engine.run())
+    assert cache.size[0] == 8
+    engine.add(request("alone", max_tokens=100))
+    assert len([*engine.run()][-1].token_ids) == 100
+
+
 def test_a_request_has_the_memory_of_its_whole_text_from_the_start(make_engine):
     engine = make_engine(num_speculative_tokens=4)
     engine.add(request("a", max_tokens=30))

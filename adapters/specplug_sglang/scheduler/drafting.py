@@ -15,6 +15,7 @@ from torch import Tensor
 from specplug.assembly import build_draft_stage
 from specplug.cost.store import StartCosts
 from specplug.counts import MetricsSnapshot
+from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
 from specplug.operator.server_planner import ServerPlanner
 from specplug.plugins.registry import default_registry
@@ -134,6 +135,19 @@ class Drafting:
     def attach(self, scheduler: Any) -> None:
         """Store the scheduler, whose waiting queue is read."""
         self._scheduler = weakref.ref(scheduler)
+
+    def refuse_larger_pool(self, pool: Any) -> None:
+        """Refuse a request pool with more rows than there are slots (`EngineError`)."""
+        rows = pool.req_to_token.shape[0]
+        slots = len(self.allocator.slots.generations)
+        if rows > slots:
+            raise EngineError.build(
+                "SGLang's request pool is larger than its settings say",
+                who="specplug_sglang",
+                found=f"{rows} rows",
+                expected=f"at most {slots}",
+                remedy="Set --max-running-requests",
+            )
 
     def admit(self, reqs: Sequence[Any]) -> None:
         """Assign slots to the requests of a batch; those that have one keep it."""

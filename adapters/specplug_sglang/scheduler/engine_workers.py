@@ -102,6 +102,11 @@ class PlannedWorker:
         if self.drafting.rank == 0:
             doctor.launch_of(server_args).announce()
 
+    def alloc_memory_pool(self, *args: Any, **pools: Any) -> None:
+        """Store the pools; refuse a request pool with more rows than there are slots (`EngineError`)."""
+        super().alloc_memory_pool(*args, **pools)  # type: ignore[misc]
+        self.drafting.refuse_larger_pool(self.target_worker.get_memory_pool()[0])
+
     def steps_of(self, length: int) -> int:
         """Return how many of `length` draft tokens SGLang's drafter drafts."""
         return length

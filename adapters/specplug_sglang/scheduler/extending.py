@@ -27,7 +27,7 @@ from specplug.types.draft import NO_TOKEN
 from specplug.types.step import Draft
 from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.scheduler.engine_workers import PlannedWorker
-from specplug_sglang.scheduler.worker import extra_context_len, refuse_larger_pool
+from specplug_sglang.scheduler.worker import extra_context_len
 from specplug_sglang.verification.trees import choose_operations, cut, on_device
 
 _workers: WeakKeyDictionary[Any, ExtendedWorker] = WeakKeyDictionary()
@@ -63,11 +63,6 @@ class ExtendedWorker(PlannedWorker):
         hook(eagle_worker_v2, "build_eagle_verify_input", _build_verify_input)
         _workers[target_worker] = self
         self._shorten_drafts()
-
-    def alloc_memory_pool(self, *args: Any, **pools: Any) -> None:
-        """Store the pools; refuse a request pool with more rows than the token table (`EngineError`)."""
-        super().alloc_memory_pool(*args, **pools)  # type: ignore[misc]
-        refuse_larger_pool(self.target_worker.get_memory_pool()[0], self._table)
 
     # -- draft lengths ---------------------------------------------------------------------------------------------
 

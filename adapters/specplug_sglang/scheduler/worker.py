@@ -24,7 +24,6 @@ from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 from torch import Tensor
 
-from specplug.errors import EngineError
 from specplug.seams.seam import hook
 from specplug.types.step import Draft
 from specplug_sglang import doctor, seams
@@ -36,7 +35,7 @@ from specplug_sglang.scheduler.grammar import shorten_rollbacks
 from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.verification import acceptance, attention
 from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths
-from specplug_sglang.verification.trees import TokenTable, choose_operations
+from specplug_sglang.verification.trees import choose_operations
 
 
 class SpeculativeWorker(BaseSpecWorker):
@@ -94,9 +93,9 @@ class SpeculativeWorker(BaseSpecWorker):
         return (self.model_runner.attn_backend, *self.draft_lengths.backends())
 
     def alloc_memory_pool(self, memory_pool_config: Any = None, **pools: Any) -> None:
-        """Store the target's pools; refuse a request pool with more rows than the token table (`EngineError`)."""
+        """Store the target's pools; refuse a request pool with more rows than there are slots (`EngineError`)."""
         self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
-        refuse_larger_pool(self.req_to_token_pool, self.table)
+        self.drafting.refuse_larger_pool(self.req_to_token_pool)
 
     def init_attention_backends(self) -> None:
         """Limit what SGLang captures next, the maximum draft length."""
@@ -261,20 +260,6 @@ class SpeculativeWorker(BaseSpecWorker):
                 logits.hidden_states = logits.hidden_states[accept_index.flatten().long()]
         if batch.return_logprob:
             compute_spec_logprobs(batch, logits, predict, accept_index=accept_index)
-
-
-def refuse_larger_pool(pool: Any, table: TokenTable) -> None:
-    """Refuse a request pool with more rows than the token table (`EngineError`)."""
-    rows = pool.req_to_token.shape[0]
-    expected = table.tokens.shape[0]
-    if rows > expected:
-        raise EngineError.build(
-            "SGLang's request pool is larger than its settings say",
-            who="specplug_sglang",
-            found=f"{rows} rows",
-            expected=f"at most {expected}",
-            remedy="Set --max-running-requests",
-        )
 
 
 def leave_room(remaining: Callable[[int], int]) -> None:

@@ -62,7 +62,7 @@ on_v1 = pytest.mark.parametrize("kind", ["v1"], indirect=True)
 
 @on_v1
 def test_fields_arrive_parsed_with_every_child(zoo):
-    """Their forms are tested without an engine, in tests/requests/test_fields.py."""
+    """Their forms are tested without an engine, in tests/requests/test_parsing.py."""
     given = {
         "specplug": {"references": [{"token_ids": [5, 6], "name": "x"}], "store": False, "tenant": "a"},
         "specplug_prediction": "area",
