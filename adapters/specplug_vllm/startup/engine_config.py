@@ -118,8 +118,8 @@ def _check(vllm_config: Any) -> None:
         found = require_settings(vllm_config)
         refusals.refuse_unsupported(vllm_config)
         recurrent.refuse_unsupported(vllm_config)
-        refusals.refuse_processors(vllm_config)
         startup.refuse_missing(found.settings, vllm_config.device_config.device_type)
+        refusals.refuse_processors(vllm_config)
     except SpecplugError:
         startup.show_message_only()
         raise
