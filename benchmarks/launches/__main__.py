@@ -129,7 +129,8 @@ def _step_of_vllm(rows: int) -> Callable[[], None]:
     steps = DeviceSteps(stage, allocator.slots, stops, VOCAB, launches, like=(engine, outputs, newest))
     names = [f"request {row}" for row in range(rows)]
     _start(allocator, names)
-    facts, plan = Rows(allocator, names), StepPlan(DRAFT_LENGTH)
+    facts = Rows(allocator, names)
+    plan = StepPlan(DRAFT_LENGTH)
 
     def step() -> None:
         facts.hold(allocator, names)

@@ -17,7 +17,7 @@ LENGTH = 4
 
 
 class Planner:
-    """Stands in for the planner; keeps what it is told of drafts."""
+    """Stands in for the planner; keeps the results that it receives."""
 
     is_off = False
     reads_costs = True

@@ -117,7 +117,8 @@ def test_a_segment_that_a_merge_deletes_just_now_is_no_problem(store, monkeypatc
     """The manifest that was read names files that are gone: then there is a newer one."""
     store = Store(store.root)
     store.add("first", some_documents(3))
-    real, merged = tenants.load, []
+    real = tenants.load
+    merged = []
 
     def slow(*arguments):
         manifest = real(*arguments)

@@ -87,8 +87,8 @@ def resolved(arguments: list[str]) -> launches.Launch | None:
             sys.exit("7")
         case "none":
             return None
-    said = CheckResult("warn", "slow", "Hurry")
-    return launches.Launch(" ".join(arguments), {"variable": os.environ["VARIABLE"]}, (said,))
+    warning = CheckResult("warn", "slow", "Hurry")
+    return launches.Launch(" ".join(arguments), {"variable": os.environ["VARIABLE"]}, (warning,))
 
 
 COMMAND = launches.ServerCommand(

@@ -33,8 +33,10 @@ LEVELS = (float("nan"), float("inf"), -float("inf"), -0.5, 0.0, 1e-40, 0.5, 1.0,
 
 def admitted_by_trial(case: Case) -> torch.Tensor:
     """Admit tokens whose parents are in, the likeliest first, and keep the first n of the n with the greatest gain."""
-    draft, heap = case.draft, []
-    order, gains = [], [Fraction(0)]
+    draft = case.draft
+    heap = []
+    order = []
+    gains = [Fraction(0)]
 
     def offer(row: int, parent: int, reached: np.float32) -> None:
         for place, level in enumerate(draft.confidence[row, : int(draft.lengths[row])].numpy()):
@@ -95,7 +97,8 @@ def test_where_no_token_costs_anything_all_but_the_worthless_are_kept(random):
     case = random_case(random, trees=random.random() < 0.5)
     places = case.draft.token_ids.numel()
     limits = replace(case.limits, token_budget=torch.tensor(places))
-    levels, kept = (case.draft.survival() * 4096).int(), admitted(case.draft, limits)
+    levels = (case.draft.survival() * 4096).int()
+    kept = admitted(case.draft, limits)
     if first_rise(case.costs) >= places:
         assert kept[levels > 0].all()  # others only where a falling curve pays for them
 
@@ -121,7 +124,8 @@ def test_what_drafts_are_expected_to_yield_is_the_sum_of_a_loop_over_tokens(seed
 @given(st.randoms(use_true_random=False), st.booleans())
 @settings(max_examples=200)
 def test_both_forms_sanitize_alike(random, trees):
-    rows, columns = random.randint(0, 4), random.randint(1, 6)
+    rows = random.randint(0, 4)
+    columns = random.randint(1, 6)
     drafts = [Draft.allocate(rows + 1, columns + 2, trees=trees, sources=("a", "b")) for _ in range(2)]
     values = range(2) if random.random() < 0.5 else NUMBERS
     for tensors in zip(*([it.token_ids, it.source, it.lengths, it.parents] for it in drafts), strict=True):

@@ -50,7 +50,7 @@ def _number_or_name(text: str) -> float | str:
 
 @dataclass(frozen=True)
 class Material:
-    """What both sides are asked."""
+    """Options of the requests that both servers get."""
 
     prompts: Annotated[
         list[Path] | None,

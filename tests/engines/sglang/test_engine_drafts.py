@@ -94,12 +94,14 @@ def plant_tails(scheduler: Any, texts: list[list[int]]) -> None:
 
     `texts` are the prompts with the target's continuations, by request.
     """
-    worker, random = scheduler.draft_worker, Random(5)
+    worker = scheduler.draft_worker
+    random = Random(5)
     continued = worker.continued
 
     def planted(engine_ids: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         ids, _ = continued(engine_ids, length)
-        step, lengths = worker._decoding, []
+        step = worker._decoding
+        lengths = []
         worker._draft = None  # lookup has seen no drafts
         for row, (req, before) in enumerate(zip(step.reqs, step.before.tolist(), strict=True)):
             DRAFTED.append([req.rid, before, engine_ids[row].tolist()])
@@ -121,7 +123,8 @@ def drafted_by_engine(scheduler: Any) -> list[list[Any]]:
 @algorithms
 def test_the_drafter_drafts_as_if_there_were_no_tails(algorithm, make):
     """Whatever was verified and accepted after its tokens: its cache has all of it."""
-    engine, texts = make("extended", algorithm), [[*row, *greedy(row)["token_ids"]] for row in ROWS]
+    engine = make("extended", algorithm)
+    texts = [[*row, *greedy(row)["token_ids"]] for row in ROWS]
     assert engine.call(inside.flush)  # SGLang caches a drafter's prefix with the token after it, of whatever request
     with engine.planted(plant_tails, texts=texts):
         found = answers(engine, rid=[str(row) for row in range(len(ROWS))])

@@ -84,7 +84,9 @@ def parses(engine: Any, sampling_params: Any, prompts: int = 1) -> dict[str, Any
     """Return how often fields are parsed for one call, and whether the caller's parameters are unchanged."""
     from specplug_sglang.frontend.parsing import PackingParser
 
-    count, before, original = [], repr(sampling_params), PackingParser.parse_fields
+    count = []
+    before = repr(sampling_params)
+    original = PackingParser.parse_fields
 
     def parsed(self: Any, extra_args: Any) -> Any:
         count.append(1)

@@ -1,6 +1,6 @@
 """A policy of a third party that learns: both halves receive each step's outcome, and the text stays.
 
-What a planner is told, and when, is tested once, in `tests/steps/test_stages.py`.
+The reports that a planner receives are tested once, in `tests/steps/test_stages.py`.
 """
 
 from __future__ import annotations
