@@ -18,13 +18,13 @@ from specplug.lookup import arithmetic, corpus_compiled, plain
 from specplug.lookup import layout as at
 from specplug.lookup.candidates import origin_of, owner_of, predicted_token
 from specplug.lookup.layout import INDEX, KIND, LENGTH, PLACE, RANK, TOKEN, WEIGHT, Drafts, State
-from specplug.lookup.learning import begin_draft, confidence
+from specplug.lookup.learning import begin_draft, chain_token, confidence
 from specplug.lookup.trees import grow
 
 PIECE = 64
 """Places that are compared at once with the tokens that a longer match needs."""
 
-_NOT_COMPILED = {"groups", "options", "owners", "proposer", "steps", "storage"}
+_NOT_COMPILED = {"options", "owners", "proposer", "steps", "storage"}
 _SOURCES = numba.__version__.encode() + b"".join(
     it.read_bytes() for it in sorted(Path(__file__).parent.glob("*.py")) if it.stem not in _NOT_COMPILED
 )
@@ -109,12 +109,8 @@ def vote(
     state: State, slot: int, text: Any, n: int, candidates: Any, number: int, limit: int, vocab_size: int, row: int,
     drafts: Drafts,
 ) -> int:  # fmt: skip
-    """Write a row's draft, and return its length.  Candidates that agree are not weighed: their share is 1."""
+    """Write a row's draft, and return its length."""
     facts = state.slots[slot]
-    chain = state.chain[slot]
-    owner = facts[at.OWNER]
-    start = facts[at.START]
-    hit_rate = facts[at.HIT_RATE]
     last = int(text[n - 1])
     is_pending = facts[at.CHAIN_FOR] == facts[at.END]
     begin = begin_draft(state, slot, text, row, drafts)
@@ -122,54 +118,69 @@ def vote(
     survival: Any = np.int64(at.SURE)
     while drafted < limit:
         depth = drafted - begin
-        alive = 0
-        agree = True
-        for k in range(number):
-            of = owner_of(facts, candidates[k, INDEX])
-            token = predicted_token(state, text, n, of, candidates[k, KIND], candidates[k, PLACE], depth, vocab_size)
-            if token >= 0:
-                _move(candidates, k, alive)
-                candidates[alive, TOKEN] = token
-                agree = agree and token == candidates[0, TOKEN]
-                alive += 1
-        if alive == 0:
+        number, agree = _predict(state, slot, text, n, candidates, number, depth, vocab_size)
+        if number == 0:
             break
-        token, share = (
-            (candidates[0, TOKEN], len(at.SHARE_BOUNDS)) if agree else _winner(state, candidates, alive, depth)
-        )
-        number = 0
-        longest = 0
-        origins = 0
-        near = 0
-        source = 3
-        for k in range(alive):
-            if candidates[k, TOKEN] == token:
-                kind = candidates[k, KIND]
-                longest = max(longest, candidates[k, LENGTH] + depth)
-                origin = origin_of(kind)
-                if origins & 1 == 0 and origin < 4:
-                    source = 2 if origin == 2 else int(candidates[k, PLACE] + depth < start)
-                origins |= origin
-                near |= kind >= at.NEAR
-                _move(candidates, k, number)
-                number += 1
+        token = candidates[0, TOKEN]
+        share = len(at.SHARE_BOUNDS)  # candidates that agree are not weighed
+        if not agree:
+            token, share = _winner(state, candidates, number, depth)
+        number, longest, origins, near, source = _unite(candidates, number, token, depth, facts[at.START])
         size = arithmetic.length_class(longest)
-        keys = arithmetic.judging_rows(token, last, owner, size, share, number, hit_rate, origins, near)
+        owner = facts[at.OWNER]
+        keys = arithmetic.judging_rows(token, last, owner, size, share, number, facts[at.HIT_RATE], origins, near)
         level = confidence(state, keys[0], keys[1], keys[2])
         survival = survival * level // at.LEVELS
         if survival < state.figures[at.LEAST]:
             break
         if not is_pending:
-            chain[at.CHAIN_TOKEN, drafted] = token
-            chain[at.CHAIN_EVIDENCE, drafted] = keys[0]
-            chain[at.CHAIN_CONTEXT, drafted] = keys[1]
-            chain[at.CHAIN_OWN, drafted] = keys[2]
-            chain[at.CHAIN_PARENT, drafted] = drafted - 1
+            chain_token(state.chain[slot], drafted, token, keys[0], keys[1], keys[2], drafted - 1)
         drafts.ids[row, drafted] = last = token
         drafts.confidence[row, drafted] = np.float32(level / at.LEVELS)
         drafts.sources[row, drafted] = source
         drafted += 1
     return drafted
+
+
+@compiled
+def _predict(
+    state: State, slot: int, text: Any, n: int, candidates: Any, number: int, depth: int, vocab_size: int
+) -> tuple[int, bool]:
+    """Keep the candidates that predict a token at a depth; return their number, and whether they agree."""
+    facts = state.slots[slot]
+    alive = 0
+    agree = True
+    for k in range(number):
+        owner = owner_of(facts, candidates[k, INDEX])
+        token = predicted_token(state, text, n, owner, candidates[k, KIND], candidates[k, PLACE], depth, vocab_size)
+        if token >= 0:
+            _move(candidates, k, alive)
+            candidates[alive, TOKEN] = token
+            agree = agree and token == candidates[0, TOKEN]
+            alive += 1
+    return alive, agree
+
+
+@compiled
+def _unite(candidates: Any, number: int, token: int, depth: int, start: int) -> tuple[int, int, int, int, int]:
+    """Keep the candidates of a token; return their number, longest match, origins, nearness, and the token's source."""
+    alive = 0
+    longest = 0
+    origins = 0
+    near = 0
+    source = 3
+    for k in range(number):
+        if candidates[k, TOKEN] == token:
+            kind = candidates[k, KIND]
+            longest = max(longest, candidates[k, LENGTH] + depth)
+            origin = origin_of(kind)
+            if origins & 1 == 0 and origin < 4:
+                source = 2 if origin == 2 else int(candidates[k, PLACE] + depth < start)
+            origins |= origin
+            near |= kind >= at.NEAR
+            _move(candidates, k, alive)
+            alive += 1
+    return alive, longest, origins, near, source
 
 
 @compiled

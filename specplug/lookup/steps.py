@@ -229,7 +229,9 @@ class LookupSteps:
         columns: list[Any]
         table: Any = batch.tokens
         if self._is_compiled:
-            columns = self._views_of(size)
+            if self._views is None or len(self._views[0]) != size:
+                self._views = [it[:size] for it in self._staged]
+            columns = self._views
             for column, tensor in zip(columns, tensors, strict=True):
                 column[:] = 0 if tensor is None else tensor.numpy()
             table = whole_rows(batch.tokens)
@@ -248,12 +250,6 @@ class LookupSteps:
             self._drafts = key, at.Drafts(*[whole_rows(it) if self._is_compiled else it for it in tensors])
         return self._drafts[1]
 
-    def _views_of(self, size: int) -> list[Any]:
-        """Return views of the staging arrays, of the length that compiled code reads."""
-        if self._views is None or len(self._views[0]) != size:
-            self._views = [it[:size] for it in self._staged]
-        return self._views
-
     def _erase(self, batch: EngineBatch) -> None:
         """Replace tokens that are not text by negative ones, also those that the row will only reach later."""
         if self._barriers is None or self._barriers[0] is not batch.barriers:
@@ -268,14 +264,6 @@ class LookupSteps:
         is_there = starts + places_of < length
         # Where there is no room, the text has only its references, which end with a negative token.
         self.texts[slots, torch.where(is_there, starts + places_of, starts - 1)] = NO_TOKEN
-
-
-def memory_size(
-    slots: int, length: int, draft_length: int, ring: int, *, engine_tokens: int = 0, trees: bool = False
-) -> int:
-    """Return the bytes that `LookupSteps` allocates without corpora."""
-    state = storage.memory_size(slots, length, draft_length, ring, engine_tokens=engine_tokens, trees=trees)
-    return state + 4 * slots * length
 
 
 def _before(references: Sequence[Tokens], room: int) -> Tokens:

@@ -115,10 +115,10 @@ def test_rows_without_new_tokens_and_those_left_out_stay_as_they_are(folders: Ma
 
 def test_the_caches_are_allocated_once(folders: Mapping[str, str]) -> None:
     rig = Rig(folders["mixed qwen2"], max_length=40)
-    before = [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in rig.model._cache.layers]
+    before = [stored.data_ptr() for stored in rig.model._cache.stored()]
     rig.forward({0: (0, 40), 3: (0, 1)})
-    assert [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in rig.model._cache.layers] == before
-    assert {tuple(layer.keys.shape[:2]) for layer in rig.model._cache.layers} == {(TEXTS, 41)}
+    assert [stored.data_ptr() for stored in rig.model._cache.stored()] == before
+    assert {(len(stored), stored.shape[2]) for stored in rig.model._cache.stored()} == {(TEXTS, 41)}
 
 
 def test_a_text_is_no_longer_than_the_model_takes(folders: Mapping[str, str]) -> None:

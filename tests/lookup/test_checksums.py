@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specplug.lookup import compiled, counts, plain, storage
 from specplug.lookup import layout as at
-from specplug.lookup.checksums import checksums
+from specplug.lookup.storage import checksums
 from specplug.types.tensors import checksum
 from tests.lookup.runs import Run
 

@@ -222,6 +222,6 @@ def test_large_counts_are_halved(form: ModuleType) -> None:
 
 def test_memory_is_as_much_as_promised() -> None:
     """25 MB beside the texts for 256 slots and a ring of a million tokens, at most 24 bytes a response token."""
-    large, small = (storage.memory_size(256, 8192, 15, 1 << bits) for bits in (20, 19))
+    large, small = (sum(it.nbytes for it in storage.allocate(256, 8192, 15, 1 << bits, "meta")) for bits in (20, 19))
     assert large <= 25e6
     assert (large - small) / (1 << 19) <= 24
