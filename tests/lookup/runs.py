@@ -221,6 +221,49 @@ class Run:
         return found
 
 
+class Trapped(Run):
+    """A run in which each row's step is made twice: once more with some tokens changed.
+
+    These are tokens that the row may draft from if `own`, otherwise all others.
+
+    Attributes:
+        changed: rows with other drafts.
+    """
+
+    def __init__(self, *args: Any, own: bool, **options: Any) -> None:
+        self.own, self.changed = own, 0
+        super().__init__(*args, **options)
+
+    def step(self) -> dict[str, Any]:
+        """Draft for each row, with the memory as it is and with changed tokens."""
+        for slot in range(self.slots):
+            other = at.State(*(tensor.clone() for tensor in self.state))._replace(**self.planted(slot))
+            source = self.source([slot])
+            steps = (self.state, self.texts), (other, self.texts.clone())
+            found = [self.drafted(state, texts, slot, source) for state, texts in steps]
+            self.changed += not all(map(torch.equal, *found))
+            self.known[slot] = self.lengths[slot]
+            self.extend(slot, self.path(at.Drafts(*found[0][:5]), 0))
+        return {}
+
+    def planted(self, slot: int) -> dict[str, torch.Tensor]:
+        """Return the ring with other tokens."""
+        owners = self.state.owners
+        may_read = (owners == self.owners[slot]) | (owners == self.state.slots[slot, at.GROUP])
+        granules = may_read if self.own else ~may_read
+        noise = torch.randint(0, self.tokens, self.state.ring.shape, dtype=torch.int32)
+        return {"ring": torch.where(granules.repeat_interleave(at.GRANULE), noise, self.state.ring)}
+
+    def drafted(self, state: at.State, texts: torch.Tensor, slot: int, source: at.Source) -> list[torch.Tensor]:
+        """Return all that a step of one row writes."""
+        facts = self.generations[slot], self.lengths[slot], 99
+        rows = at.Rows(torch.tensor([slot]), *(torch.tensor([it], dtype=torch.int32) for it in facts))
+        drafts = storage.drafts_of(1, self.draft_length, trees=self.trees)
+        for name, more in (("ingest", (source, True)), ("scan", ()), ("search", ()), ("draft", (drafts, 100))):
+            self.call(name, state, texts, rows, *more)
+        return [*drafts, state.slots, state.chain, state.voted, state.counts]
+
+
 def assert_equal(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
     """Raise at the first difference."""
     for number, (left, right) in enumerate(zip(one, other, strict=True)):

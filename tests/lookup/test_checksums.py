@@ -48,6 +48,7 @@ def after_steps(seed: int) -> Run:
     return run
 
 
+@settings(max_examples=50)
 @given(st.integers(0, 1 << 32), st.data())
 def test_any_single_difference_shows_in_its_sum(seed: int, data: st.DataObject) -> None:
     run = after_steps(seed)
@@ -71,6 +72,7 @@ def test_any_single_difference_shows_in_its_sum(seed: int, data: st.DataObject) 
     assert [part for part in before if before[part] != after[part]] == [name]
 
 
+@settings(max_examples=50)
 @given(st.integers(0, 1 << 32))
 def test_slots_numbers_generations_and_other_slots_do_not_matter(seed: int) -> None:
     run = after_steps(seed)

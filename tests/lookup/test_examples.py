@@ -7,17 +7,11 @@ from types import ModuleType
 import pytest
 import torch
 
-from specplug.lookup import candidates, compiled, counts, plain, storage
+from specplug.lookup import candidates, counts, storage
 from specplug.lookup import layout as at
 from tests.lookup.talk import Talk
 
 SONG = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-
-
-@pytest.fixture(params=[plain, compiled], ids=["plain", "compiled"])
-def form(request: pytest.FixtureRequest) -> ModuleType:
-    found: ModuleType = request.param
-    return found
 
 
 def test_the_newest_of_the_longest_matches_is_continued_into_the_draft(form: ModuleType) -> None:

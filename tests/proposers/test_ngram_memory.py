@@ -1,4 +1,4 @@
-"""The response memory of the n-gram proposer: what enters, when it is forgotten, and what stands beside it."""
+"""The response memory of the n-gram proposer: what enters, who reads it, and when it is forgotten."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specplug.types.request import EngineEventKind, Lifecycle
+from specplug.types.request import EngineEventKind, Lifecycle, RequestOptions
 from tests.proposers.ngram_tools import (
     BEGIN,
     PROMPT,
@@ -90,6 +90,31 @@ def test_a_repeated_request_is_drafted_for_as_well_each_time(make: Make) -> None
         driver.leave("again")
     assert steps[0] == len(ANSWER)
     assert set(steps[1:]) == {math.ceil(len(ANSWER) / 9)}
+
+
+# -- who reads it; `tests.lookup.test_isolation` lets random requests try ----------------------------------------------
+
+
+PRIVATE = {"options": RequestOptions(store=False)}
+
+
+def test_a_request_that_is_not_stored_neither_feeds_nor_reads_it(make: Make) -> None:
+    driver = make()
+    serve(driver, **PRIVATE)
+    assert not remembers(driver)
+    serve(driver)
+    assert not remembers(driver, **PRIVATE)
+    assert remembers(driver), "others do"
+
+
+@pytest.mark.parametrize(("scope", "shared"), [("isolated", False), ("server", True)])
+def test_isolation_keys_are_never_crossed_unless_the_server_says_so(make: Make, scope: str, shared: bool) -> None:
+    for key in ("us", ""):
+        driver = make(memory_scope=scope)
+        serve(driver, isolation_key=key)
+        for other in {"them", "us", "", "u", "us/", "US"} - {key}:
+            assert remembers(driver, isolation_key=other) is shared
+        assert remembers(driver, isolation_key=key)
 
 
 # -- when it is forgotten ----------------------------------------------------------------------------------------------

@@ -11,10 +11,8 @@ import pytest
 
 from specplug.corpus.documents import Document
 from specplug.corpus.store import Store
-from specplug.errors import SpecplugError
 from specplug.text.fingerprint import fingerprint
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
-from tests.corpus.tools import OTHER
 from tests.transformers.conftest import greedy
 from tests.transformers.test_stopping import byte_tokenizer
 
@@ -90,11 +88,3 @@ def test_documents_and_corpora_are_named_by_requests(make, store, answer):
         assert text == answer
         assert found["corpus"] > 24
     assert engine._drafts.proposers["retrieval"].status()["unknown_documents"] == 2
-
-
-def test_a_store_of_another_tokenizer_stops_the_start(make_engine, tmp_path):
-    Store.create(tmp_path / "store", OTHER)
-    with pytest.raises(SpecplugError, match="of another tokenizer") as caught:
-        make_engine(tokenizer=byte_tokenizer(), proposer="retrieval", corpora={"store": str(tmp_path / "store")})
-    assert OTHER.name in str(caught.value)
-    assert type(byte_tokenizer()).__name__ in str(caught.value)

@@ -14,8 +14,7 @@ from specplug.lookup import compiled, corpora, corpus_search, layout, plain, sto
 from tests.engines.interpreted import imported_anew
 from tests.engines.kernels.test_lookup_kernels import MODULES
 from tests.lookup.runs import assert_equal
-from tests.lookup.static import Served, segment_of, some_segment
-from tests.lookup.test_corpora import Trapped
+from tests.lookup.static import Served, TrappedTenants, segment_of, some_segment
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def test_anchors_are_those_of_the_reference(kernels: ModuleType, seed: int) -> N
 
 @pytest.mark.parametrize("seed", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_other_tenants_tokens_change_no_draft(kernels: ModuleType, seed: int) -> None:
-    run = Trapped(Random(seed), compiled, own=False)
+    run = TrappedTenants(Random(seed), compiled, own=False)
     run.steps(10)
     run.form, run.memory = kernels, lambda tensors: tensors
     run.steps(2)

@@ -12,8 +12,7 @@ import pytest
 from specplug.lookup import compiled, layout, plain
 from specplug.testing.driver import Driver
 from tests.engines.interpreted import imported_anew
-from tests.lookup.runs import Run, assert_equal
-from tests.lookup.test_isolation import Trapped
+from tests.lookup.runs import Run, Trapped, assert_equal
 from tests.proposers.ngram_tools import PROMPT, spec
 
 ROOMS = ("memory", "scan", "corpus", "draft", "tree")
