@@ -18,7 +18,7 @@ PAIRS = tl.constexpr(at.COMMON_TRIES // 2)
 POWERS, PROBABILITIES, AGES = map(tl.constexpr, (at.FRACTION, 2 * at.FRACTION, 2 * at.FRACTION + at.MAX_LOG // 2))
 SHARE_BOUNDS = tl.constexpr(AGES.value + at.RANKS)
 """Where parts of `FIGURES` begin, as do those of the line above."""
-NUMBERS = tl.constexpr(str([(name, it) for module in (at, of) for name, it in vars(module).items() if name.isupper()]))
+NUMBERS = tl.constexpr(str([it for it in (*vars(at).items(), *vars(of).items()) if isinstance(it[1], int)]))
 """All numbers that kernels read from modules: Triton's cache knows compiled kernels by constants of their own alone."""
 
 
@@ -40,7 +40,7 @@ def either(a, b):
 
 @triton.jit
 def larger(a, b):
-    _ = NUMBERS  # each kernel uses this function, so that it is compiled anew when one of them changes
+    _: tl.constexpr = NUMBERS  # each kernel uses this function, so that it is compiled anew when one of them changes
     return tl.where(a > b, a, b)
 
 
