@@ -15,6 +15,7 @@ from specplug.lookup.kernel_arithmetic import flags, kernel, larger, plus, small
 
 TEXT, LENGTH, PLACES, COUNT, DOCUMENTS, NUMBER = map(tl.constexpr, range(6))
 SEGMENT_FACTS, LOOKED_AT, COPIES = map(tl.constexpr, (at.SEGMENT_FACTS, corpus_search.LOOKED_AT, corpus_search.COPIES))
+CORPUS_CANDIDATES, MAX_NAMED = map(tl.constexpr, (at.CORPUS_CANDIDATES, at.MAX_NAMED))
 CURSORS = tl.constexpr(2 * corpus_search.LOOKED_AT)
 NEARBY = tl.constexpr(128)
 """Tokens around an anchor's last place among which it may be now."""
@@ -37,13 +38,13 @@ def search_kernel(
     is_served = is_current & (tl.load(limits + row) > 0) & (n > 0) & (tenant > 0) & (tenant < tenants_count - 1)
     segment = tl.load(tenants + tenant, mask=is_served, other=0) + rank
     stop = tl.load(tenants + tenant + 1, mask=is_served, other=0)
-    each = tl.arange(0, at.CORPUS_CANDIDATES)
-    best = tl.full([at.CORPUS_CANDIDATES], 0, tl.int64)
+    each = tl.arange(0, CORPUS_CANDIDATES)
+    best = tl.full([CORPUS_CANDIDATES], 0, tl.int64)
     if segment < stop:
         about = segments + segment * SEGMENT_FACTS
         own = (texts + slot * texts_stride, n + tl.load(facts + at.ENGINE))
         best = find_places(about, scope, corpus, documents, own, each)
-    tl.store(corpus_matches + (row * ranks_count + rank) * at.CORPUS_CANDIDATES + each, best)
+    tl.store(corpus_matches + (row * ranks_count + rank) * CORPUS_CANDIDATES + each, best)
 
 
 @triton.jit
@@ -75,8 +76,8 @@ def find_places(about, scope, corpus, documents, own, each):
     mask = flags(mask & (matched > 0))
     named = is_named(about, scope, documents, place, mask)
     worth = tl.where(mask, ((2 * matched + named) << 16) + 65535 - cursors, 0)
-    best = tl.full([at.CORPUS_CANDIDATES], 0, tl.int64)
-    for k in tl.static_range(at.CORPUS_CANDIDATES):
+    best = tl.full([CORPUS_CANDIDATES], 0, tl.int64)
+    for k in tl.static_range(CORPUS_CANDIDATES):
         first = tl.reduce(worth, 0, larger)
         chosen = tl.reduce(tl.where(worth == first, place, 0), 0, larger)
         packed = ((first >> 16).to(tl.int64) << 32) + chosen
@@ -128,7 +129,7 @@ def is_named(about, scope, documents, places, mask):
             low = tl.where(is_open & is_there, middle, low)
             high = tl.where(is_open & (is_there == 0), middle, high)
         corpus = tl.load(rows + 2 * low + 1, mask=mask, other=0)
-        for k in tl.static_range(at.MAX_NAMED):
+        for k in tl.static_range(MAX_NAMED):
             named = larger(named, (corpus == tl.load(scope + at.NAMED_CORPORA + k)).to(tl.int32))
     return named
 
@@ -138,19 +139,19 @@ def find_corpus_candidates(candidates, facts, own, served):
     """Return the candidates with those of corpora, and keep the anchor."""
     places, lengths, kinds, ranks, owners, is_there = candidates
     scope, corpus, segments, tenants, tenants_count, corpus_matches, ranks_count, row = served
-    matches = corpus_matches + row * ranks_count * at.CORPUS_CANDIDATES
+    matches = corpus_matches + row * ranks_count * CORPUS_CANDIDATES
     each = tl.arange(0, at.CANDIDATES)
     n = own[1]
     engine = own[3]
     tenant = tl.load(scope + at.TENANT)
     is_served = (tenant > 0) & (tenant < tenants_count - 1)
     first_segment = tl.load(tenants + tenant, mask=is_served, other=0)
-    number = tl.where(is_served, ranks_count * at.CORPUS_CANDIDATES, 0)
+    number = tl.where(is_served, ranks_count * CORPUS_CANDIDATES, 0)
     before = n * 0 + (1 << 30)
     best_place = n * 0
     best_segment = n * 0
     best_length = n * 0
-    for k in tl.static_range(at.CORPUS_CANDIDATES):
+    for k in tl.static_range(CORPUS_CANDIDATES):
         best = n * 0
         for first in range(0, number, at.CANDIDATES):
             entry = first + each
@@ -159,7 +160,7 @@ def find_corpus_candidates(candidates, facts, own, served):
             best = larger(best, tl.reduce(tl.where(worth < before, worth, 0), 0, larger))
         index = 65535 - (best & 65535)
         place = (tl.load(matches + index, mask=best > 0, other=0) & 0xFFFFFFFF).to(tl.int32)
-        segment = first_segment + index // at.CORPUS_CANDIDATES
+        segment = first_segment + index // CORPUS_CANDIDATES
         begin = tl.load(segments + segment * SEGMENT_FACTS + TEXT, mask=best > 0, other=0).to(tl.int32)
         here = flags((each == at.CORPUS_MATCH + k) & (best > 0))
         places = tl.where(here, begin + place, places)

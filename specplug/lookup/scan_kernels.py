@@ -10,6 +10,9 @@ from specplug.lookup import layout as at
 from specplug.lookup.kernel_arithmetic import count, flags, kernel, larger, plus, smaller
 from specplug.lookup.memory_kernels import share
 
+FIRST_ROW, END_ROW = map(tl.constexpr, (at.CHAIN_EVIDENCE, at.CHAIN_OWN + 1))
+"""The rows of a chain that are rows of counts."""
+
 
 @kernel
 def ingest_kernel(
@@ -146,7 +149,7 @@ def learn(facts, chain, voted, counts, text, n, chain_length, COLUMNS: tl.conste
         is_right = (found < COLUMNS).to(tl.int32)
         node = tl.where(is_right > 0, found, node)
         number += 1
-    for kind in tl.static_range(at.CHAIN_EVIDENCE, at.CHAIN_OWN + 1):
+    for kind in tl.static_range(FIRST_ROW, END_ROW):
         rows = tl.load(chain + kind * chain_length + columns, mask=judged, other=-1)
         count(counts, rows, hits, judged & (rows >= 0))
     hit_rate += (tl.where(node >= 0, at.LEVELS, 0) - hit_rate) * 51 >> 8
