@@ -24,7 +24,7 @@ class DraftModel:
     Args:
         path: a folder, or a model id at Hugging Face.
         max_texts: S.
-        max_length: L, the most tokens of a text; at most the model's own limit.
+        max_length: L, the maximum number of tokens of a text; at most the model's own limit.
         device: where it runs.
         dtype: of weights and caches; None for the checkpoint's, and float32 on a CPU.
         module: the model, if it is loaded already.

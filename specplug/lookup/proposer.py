@@ -208,7 +208,7 @@ class LookupProposer(Proposer):
     def _key(self, request: Request) -> str:
         """Return the key of the owner in the response memory, and of the hit rates by token.
 
-        Requests that neither read nor extend the memory have an owner without responses: hit rates by token tell which
+        Requests that neither read nor extend the memory have an owner without responses: hit rates by token show which
         tokens a text repeats.
         """
         if not request.may_share:

@@ -45,11 +45,11 @@ class LookupSteps:
 
     Args:
         slots: S.
-        length: L, the most tokens of a text with its references.
+        length: L, the maximum number of tokens of a text with its references.
         draft_length: K.
         ring: C, tokens of responses and of what siblings share.
         device: the device of the batches.
-        engine_tokens: G, the most tokens of the engine's own drafter; 0 without one.
+        engine_tokens: G, the maximum number of tokens of the engine's own drafter; 0 without one.
         trees: whether trees are drafted.
         settings: `shortest`, `least` and `engine_source`, see `layout.SHORTEST`.
 

@@ -35,7 +35,7 @@ from tests.proposers import crosstok_tools
 from tests.transformers.conftest import exact_distribution, g_test_of, requests_of
 from tests.transformers.test_crosstok import settings
 
-PROMPT, TOKENS, TOP_K, HEAT, SAMPLES = "def a u", 3, 4, 1.5, 1024
+PROMPT, TOKENS, TOP_K, TEMPERATURE, SAMPLES = "def a u", 3, 4, 1.5, 1024
 TARGET = (" u", "s", "a", " c", "ho")  # "ho" is no token of the other tokenizer
 SAME = (*TARGET, "i")
 OTHER = (" u", "s", "a", " c", " us", "i")  # " us" is no token of the target's
@@ -90,8 +90,8 @@ def target() -> Any:
 
 
 @functools.cache
-def distribution(prompt: str, heat: float) -> dict[tuple[int, ...], float]:
-    return exact_distribution(target(), ids_in(prompt), TOKENS, TOP_K, heat)
+def distribution(prompt: str, temperature: float) -> dict[tuple[int, ...], float]:
+    return exact_distribution(target(), ids_in(prompt), TOKENS, TOP_K, temperature)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def sample(
     prompts: Sequence[str] = (PROMPT,),
     rows: int = 256,
     samples: int = SAMPLES,
-    heat: float = HEAT,
+    temperature: float = TEMPERATURE,
     **options: Any,
 ) -> tuple[float, SpecMetrics]:
     """Sample outputs, `rows` at a time, of each prompt in turn.
@@ -151,7 +151,7 @@ def sample(
         kinds, all_of_them = torch.full((1, 4000), TEXTS.start), torch.tensor([4000])
         step = engine._drafts.proposers["crosstok"]._step
         step.learn(kinds, torch.linspace(0.5, 1.0, 4000).double()[None], all_of_them, all_of_them)
-    params = {"max_tokens": TOKENS, "temperature": heat, "top_k": TOP_K, "ignore_eos": True}
+    params = {"max_tokens": TOKENS, "temperature": temperature, "top_k": TOP_K, "ignore_eos": True}
     requests = [
         replace(it, params=replace(it.params, seed=index if seeded else None))
         for index, it in enumerate(requests_of([ids_in(it) for it in prompts] * (samples // len(prompts)), **params))
@@ -161,7 +161,9 @@ def sample(
     engine.close()
     assert not counts.faults
     assert counts.total.proposed > samples, "too little was drafted"
-    p_values = [g_test_of(outputs[row :: len(prompts)], distribution(it, heat)) for row, it in enumerate(prompts)]
+    p_values = [
+        g_test_of(outputs[row :: len(prompts)], distribution(it, temperature)) for row, it in enumerate(prompts)
+    ]
     return min(p_values), counts
 
 
@@ -211,7 +213,12 @@ def test_it_is_with_lookup_before_the_model(drafts: dict[str, str], monkeypatch:
     assert p_value > 1e-4
 
 
-FOUR: dict[str, Any] = {"prompts": ("def a u", "s a c", "i u ho", " c us a"), "rows": 4, "samples": 512, "heat": 0.7}
+FOUR: dict[str, Any] = {
+    "prompts": ("def a u", "s a c", "i u ho", " c us a"),
+    "rows": 4,
+    "samples": 512,
+    "temperature": 0.7,
+}
 
 
 def test_each_of_four_rows_has_its_own(drafts: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +244,7 @@ def stated(change: Callable[[Tensor], Tensor]) -> Callable[..., None]:
     return lambda self, draft, rows, logits: _write(self, draft, rows, change(logits))
 
 
-def most_likely(logits: Tensor, _heat: Tensor, _uniforms: Tensor) -> Tensor:
+def most_likely(logits: Tensor, _temperature: Tensor, _uniforms: Tensor) -> Tensor:
     """Draw nothing, and state a distribution all the same."""
     return logits.argmax(1)
 
