@@ -1,4 +1,4 @@
-"""The lookup for CPUs, compiled by numba: what differs from `plain`, which says what each function does.
+"""The lookup for CPUs, compiled by numba: what differs from `plain` and `corpus_search`, which describe each function.
 
 Code is cached on disk by the state of this folder: numba itself considers only a function's own file.
 """
@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import numba
 import numpy as np
+from numba.extending import register_jitable
 
-from specplug.lookup import arithmetic, corpus_compiled, plain
+from specplug.lookup import arithmetic, plain
 from specplug.lookup import layout as at
 from specplug.lookup.candidates import origin_of, owner_of, predicted_token
+from specplug.lookup.corpora import COUNT
+from specplug.lookup.corpus_search import LOOKED_AT, corpus_match, corpus_token, is_named, place_at
 from specplug.lookup.layout import INDEX, KIND, LENGTH, PLACE, RANK, TOKEN, WEIGHT, Drafts, State
 from specplug.lookup.learning import begin_draft, chain_token, confidence
 from specplug.lookup.trees import grow
@@ -32,8 +36,11 @@ _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spe
 FOLDER = Path(os.environ.get("NUMBA_CACHE_DIR") or _CACHE) / f"lookup-{hashlib.sha256(_SOURCES).hexdigest()[:12]}"
 
 
-def compiled(function: Any, **replaced: Any) -> Any:
-    """Return a function that its first call compiles or loads from the cache, with some of its globals replaced."""
+def compiled(function: Any, *, from_python: bool = True, **replaced: Any) -> Any:
+    """Return a function that its first call compiles or loads from the cache, with some of its globals replaced.
+
+    It can be called `from_python`, or else only from compiled code, which takes less time to compile.
+    """
     names = {**function.__globals__, **replaced} if replaced else function.__globals__
     own = FunctionType(function.__code__, names, function.__name__)
     settings: Any = numba.config
@@ -41,13 +48,16 @@ def compiled(function: Any, **replaced: Any) -> Any:
     settings.CACHE_DIR = str(FOLDER)
     try:
         # Neither allocations nor counts of references, which would take as long as the rest.
-        options: Any = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
-        return numba.njit(**options)(own)
+        options: Any = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
+        return numba.njit(**options, no_cpython_wrapper=not from_python)(own)
     finally:
         settings.CACHE_DIR = before
 
 
-@compiled
+part = partial(compiled, from_python=False)
+
+
+@part
 def best_match(text: Any, n: int) -> int:
     """Return the best match; newer places are compared first, and older ones only where a longer match may end."""
     last = text[n - 1]
@@ -73,7 +83,7 @@ def best_match(text: Any, n: int) -> int:
     return (longest << 32) + found if longest else 0
 
 
-@compiled
+@part
 def best_matches(text: Any, n: int, found: Any) -> None:
     """Write the best matches; those after the first are found by comparing all places."""
     found[0] = best_match(text, n)
@@ -95,7 +105,7 @@ def best_matches(text: Any, n: int, found: Any) -> None:
                 number = min(number + 1, found.size)
 
 
-@compiled
+@part
 def _may_contain(ends: Any, starts: Any, last: int, needed: int) -> bool:
     """Return whether `last` is among `ends` where `needed` is among `starts`; the loop is compiled to vectors."""
     found = np.int32(0)
@@ -104,7 +114,7 @@ def _may_contain(ends: Any, starts: Any, last: int, needed: int) -> bool:
     return bool(found != 0)
 
 
-@compiled
+@part
 def vote(
     state: State, slot: int, text: Any, n: int, candidates: Any, number: int, limit: int, vocab_size: int, row: int,
     drafts: Drafts,
@@ -142,7 +152,7 @@ def vote(
     return drafted
 
 
-@compiled
+@part
 def _predict(
     state: State, slot: int, text: Any, n: int, candidates: Any, number: int, depth: int, vocab_size: int
 ) -> tuple[int, bool]:
@@ -161,7 +171,7 @@ def _predict(
     return alive, agree
 
 
-@compiled
+@part
 def _unite(candidates: Any, number: int, token: int, depth: int, start: int) -> tuple[int, int, int, int, int]:
     """Keep the candidates of a token; return their number, longest match, origins, nearness, and the token's source."""
     alive = 0
@@ -183,13 +193,13 @@ def _unite(candidates: Any, number: int, token: int, depth: int, start: int) -> 
     return alive, longest, origins, near, source
 
 
-@compiled
+@part
 def _move(candidates: Any, k: int, to: int) -> None:
     for column in range(WEIGHT if k != to else 0):  # faster than a copy of the row
         candidates[to, column] = candidates[k, column]
 
 
-@compiled
+@part
 def _winner(state: State, candidates: Any, alive: int, drafted: int) -> tuple[int, int]:
     """Return the token with the longest expected draft, and the class of its share."""
     total = 0
@@ -216,9 +226,69 @@ def _winner(state: State, candidates: Any, alive: int, drafted: int) -> tuple[in
     return best, arithmetic.share_class(best_score, total)
 
 
+@register_jitable
+def find_places(state: State, segment: int, scope: Any, text: Any, n: int, best: Any) -> None:
+    """Write the best matches; a side is left where no better match can follow."""
+    count = int(state.segments[segment, COUNT])
+    point = insertion_point(state, segment, text, n)
+    may_be_named = int(scope[at.NAMED_CORPORA] > 0)
+    number = 0
+    for side in range(2):
+        for distance in range(LOOKED_AT):
+            k = point + distance if side else point - 1 - distance
+            if k < 0 or k >= count:
+                break
+            place = place_at(state, segment, k)
+            length = corpus_match(state, segment, place, text, n)
+            is_full = number == at.CORPUS_CANDIDATES
+            if length == 0 or (is_full and 2 * length + may_be_named <= best[number - 1] >> 32):
+                break
+            worth = 2 * length + is_named(state, segment, scope, place)
+            if is_full and worth <= best[number - 1] >> 32:
+                continue
+            to = number - int(is_full)
+            while to > 0 and worth > best[to - 1] >> 32:
+                best[to] = best[to - 1]
+                to -= 1
+            best[to] = (worth << 32) + place
+            number += int(not is_full)
+
+
+@register_jitable
+def insertion_point(state: State, segment: int, text: Any, n: int) -> int:
+    """Return how many places of a segment come before the text's end.
+
+    The places just below `low` and at `high` share so many tokens with the text's end, and those in between at least
+    the smaller number, which needs no comparison (U. Manber and G. Myers, 1990).
+    """
+    low = 0
+    high = int(state.segments[segment, COUNT])
+    shared_low = 0
+    shared_high = 0
+    while low < high:
+        middle = (low + high) // 2
+        place = place_at(state, segment, middle)
+        shared = min(shared_low, shared_high, place - 1)  # damaged places may share less; never read before the text
+        token = 0
+        own = 0
+        while shared < at.LONGEST:
+            token = corpus_token(state, segment, place - 1 - shared)
+            own = max(int(text[n - 1 - shared]), -1) if shared < n else -1
+            if token != own or token < 0:
+                break
+            shared += 1
+        if shared < at.LONGEST and token < own:
+            low = middle + 1
+            shared_low = shared
+        else:
+            high = middle
+            shared_high = shared
+    return low
+
+
 ingest = compiled(plain.ingest)
 scan = compiled(plain.scan, best_matches=best_matches)
-search = compiled(plain.search, find_places=corpus_compiled.find_places)
-draft = compiled(plain.draft, vote=vote, grow=compiled(grow))
+search = compiled(plain.search, find_places=find_places)
+draft = compiled(plain.draft, vote=vote, grow=part(grow))
 append = compiled(plain.append)
 remember = compiled(plain.remember)
