@@ -137,7 +137,7 @@ def test_layers_that_keep_a_state_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         PluginError, match=r"cannot draft with this model; found.*conv.*expected full_attention.*Choose"
     ):
-        DraftModel(save("convolutions", tmp_path), max_texts=1, max_length=8, device=CPU)
+        DraftModel(save("convolved lfm2", tmp_path), max_texts=1, max_length=8, device=CPU)
 
 
 def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
