@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer
 
 import specplug.plugins.builtin
 import specplug_fixed.plugin
@@ -34,6 +34,7 @@ from specplug_transformers import Engine
 from tests.proposers import crosstok_tools
 from tests.transformers.conftest import exact_distribution, g_test_of, requests_of
 from tests.transformers.test_crosstok import settings
+from tests.transformers.toys import one_layer
 
 PROMPT, TOKENS, TOP_K, TEMPERATURE, SAMPLES = "def a u", 3, 4, 1.5, 1024
 TARGET = (" u", "s", "a", " c", "ho")  # "ho" is no token of the other tokenizer
@@ -59,19 +60,7 @@ def ids_of(name: str, pieces: tuple[str, ...]) -> list[int]:
 
 def model(vocab: int, likely: list[int], seed: int) -> Any:
     """Return a model of one layer; one feature is the same after every text, and makes some tokens likely."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.35,
-        tie_word_embeddings=False,
-    )
-    built = LlamaForCausalLM(config).eval()
+    built = one_layer(vocab, seed, 64, tie_word_embeddings=False)
     with torch.no_grad():
         layer, embedding, head = built.model.layers[0], built.model.embed_tokens.weight, built.lm_head.weight
         layer.self_attn.o_proj.weight[0] = layer.mlp.down_proj.weight[0] = 0

@@ -96,6 +96,14 @@ def build_model(name: str, attention: str = "sdpa") -> torch.nn.Module:
     return model
 
 
+def one_layer(vocab_size: int, seed: int, context: int, **config: bool) -> LlamaForCausalLM:
+    """Return a model of hidden size 16, whose distribution is far from uniform and far from certain."""
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    shape |= {"num_key_value_heads": 2, "max_position_embeddings": context, "vocab_size": vocab_size}
+    return LlamaForCausalLM(LlamaConfig(**shape, initializer_range=0.35, **config)).eval()
+
+
 def prompts(count: int, *, seed: int = 0, longest: int = 40) -> list[list[int]]:
     """Return prompts of different lengths that repeat parts of themselves."""
     generator = torch.Generator().manual_seed(seed)
