@@ -115,7 +115,7 @@ class Run:
             tensor[:] = torch.from_numpy(values)
 
     def step(self) -> dict[str, Any]:
-        """Step; return all that was written."""
+        """Step; return all that was written, in memory that the next step writes to."""
         random = self.random
         slots = random.sample(range(self.slots), random.randint(1, self.slots))
         generations = [self.generations[slot] - (random.random() < 0.05) for slot in slots]
@@ -148,7 +148,7 @@ class Run:
         written = {**self.state._asdict(), **{f"draft {name}": it for name, it in drafts._asdict().items()}}
         scratch = {name: torch.empty(0) for name in ("candidates", "nodes", "corpus", "segments", "corpus_matches")}
         scratch["matches"] = matches
-        return {name: tensor.clone() for name, tensor in {**written, "texts": self.texts, **scratch}.items()}
+        return {**written, "texts": self.texts, **scratch}
 
     def source(self, slots: list[int]) -> at.Source:
         """Return the rows' new tokens in a window, at times more or fewer than are new.
@@ -205,20 +205,22 @@ class Run:
         else:
             self.begin(slot)
 
-    def steps(self, count: int) -> list[dict[str, Any]]:
-        """Return what each of the next steps wrote."""
-        found = []
+    def go_on(self) -> dict[str, Any]:
+        """Step after some of what happens between steps; see `step`."""
+        for _ in range(self.random.choice([0, 0, 1, 2])):
+            self.remember()
+        if self.random.random() < 0.1:
+            self.begin(self.random.randrange(self.slots))
+        if self.random.random() < 0.1:
+            storage.halve(self.state)
+        if self.random.random() < 0.02:
+            storage.clear(self.state)
+        return self.step()
+
+    def steps(self, count: int) -> None:
+        """Go on for so many steps."""
         for _ in range(count):
-            for _ in range(self.random.choice([0, 0, 1, 2])):
-                self.remember()
-            if self.random.random() < 0.1:
-                self.begin(self.random.randrange(self.slots))
-            if self.random.random() < 0.1:
-                storage.halve(self.state)
-            if self.random.random() < 0.02:
-                storage.clear(self.state)
-            found.append(self.step())
-        return found
+            self.go_on()
 
 
 class Trapped(Run):
@@ -264,8 +266,12 @@ class Trapped(Run):
         return [*drafts, state.slots, state.chain, state.voted, state.counts]
 
 
-def assert_equal(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
-    """Raise at the first difference."""
-    for number, (left, right) in enumerate(zip(one, other, strict=True)):
+def assert_equal_steps(one: Run, other: Run, count: int) -> int:
+    """Let two runs go on, and compare what each step writes; return the longest draft."""
+    longest = 0
+    for number in range(count):
+        left, right = one.go_on(), other.go_on()
         for name in left:
             assert torch.equal(left[name], right[name]), (number, name, (left[name] != right[name]).nonzero()[:9])
+        longest = max(longest, int(left["draft lengths"].max()))
+    return longest

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.lookup import compiled, plain
-from tests.lookup.runs import Run, assert_equal
+from tests.lookup.runs import Run, assert_equal_steps
 from tests.lookup.static import Served
 
 
@@ -22,7 +22,7 @@ def test_the_form_for_cpus_is_the_reference_in_any_order_of_rows(
     copied = {"copied": seed % 2 == 1} if kind is Served else {}
     expected, found = kind(Random(seed), plain), kind(Random(seed), compiled, opposite=opposite, **copied)
     for _ in range(3):
-        assert_equal(expected.steps(8), found.steps(8))
+        assert_equal_steps(expected, found, 8)
         if scrambled:
             expected.scramble()
             found.scramble()
