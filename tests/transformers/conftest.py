@@ -13,6 +13,7 @@ import torch
 from specplug.plugins.registry import Registry
 from specplug.testing import g_test, judge_greedy
 from specplug_transformers import Engine, GenerateRequest, RequestOutput, SamplingParams
+from tests.proposers import crosstok_tools
 from tests.transformers import toys
 
 cached_model = functools.cache(toys.build_model)
@@ -24,6 +25,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    crosstok_tools.read_once(monkeypatch)
 
 
 @pytest.fixture

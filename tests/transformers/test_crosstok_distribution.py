@@ -157,7 +157,6 @@ def sample(
 
 
 ROUTES = {
-    "same tokenizer": ("tiny-draft", {}, ("common ids",)),
     "same tokenizer, in bfloat16": ("tiny-draft", {"dtype": "bfloat16"}, ("common ids",)),
     "text": ("tiny-draft-other", {"route": "slem"}, ("text",)),
     "common ids": ("tiny-draft-other", {"route": "tli"}, ("common ids",)),
@@ -194,12 +193,14 @@ def test_it_is_with_lookup_before_the_model(drafts: dict[str, str], monkeypatch:
     The clock by which `hybrid` decides stands still, so the model runs wherever more tokens are expected of it.
     """
     monkeypatch.setattr(specplug_hybrid.proposer, "time", SimpleNamespace(monotonic=lambda: 1.0))
-    p_value, counts = sample(drafts["tiny-draft"], proposer_name="hybrid", samples=4 * SAMPLES)
-    alone = sample(drafts["tiny-draft"])[1].by_source["crosstok/common ids"]
+    p_value, counts = sample(drafts["tiny-draft"], proposer_name="hybrid", samples=2 * SAMPLES)
+    p_value_alone, counts_alone = sample(drafts["tiny-draft"])
+    alone = counts_alone.by_source["crosstok/common ids"]
     count = counts.by_source["hybrid/crosstok/common ids"]
-    assert min(count.accepted, count.tested - count.accepted) > 100
+    for each in (count, alone):
+        assert min(each.accepted, each.tested - each.accepted) > 50
     assert count.accepted / count.tested > 0.9 * alone.accepted / alone.tested
-    assert p_value > 1e-4
+    assert min(p_value, p_value_alone) > 1e-4
 
 
 FOUR: dict[str, Any] = {
