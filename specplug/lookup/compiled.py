@@ -49,7 +49,8 @@ def compiled(function: Any, *, from_python: bool = True, **replaced: Any) -> Any
     try:
         # Neither allocations nor counts of references, which would take as long as the rest.
         options: Any = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
-        return numba.njit(**options, no_cpython_wrapper=not from_python)(own)
+        options["no_cpython_wrapper"] = not from_python
+        return numba.njit(**options)(own)
     finally:
         settings.CACHE_DIR = before
 

@@ -225,6 +225,9 @@ def _sizes(context: PluginContext, settings: LookupSettings) -> tuple[int, int, 
 def memory_size(context: PluginContext) -> int:
     """Return the bytes that a proposer allocates on its device, without corpora."""
     slots, length, draft_length, ring = _sizes(context, context.options or LookupSettings())
-    own = {"engine_tokens": context.caps.engine_tokens, "trees": context.caps.trees}
-    state = storage.allocate(slots, length, draft_length, ring, "meta", **own)
-    return sum(it.nbytes for it in state) + torch.int32.itemsize * slots * length
+    caps = context.caps
+    state = storage.allocate(
+        slots, length, draft_length, ring, "meta", engine_tokens=caps.engine_tokens, trees=caps.trees
+    )
+    size: int = sum(it.nbytes for it in state) + torch.int32.itemsize * slots * length
+    return size
