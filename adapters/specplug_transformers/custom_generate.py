@@ -79,7 +79,7 @@ def generate(
 
 
 def _configured(model: Any, arguments: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a generation setting: an argument's, the given config's or else the model's."""
+    """Return the value of a generation setting: an argument's, this config's or else the model's."""
     configs = arguments.get("generation_config"), model.generation_config
     values = [getattr(config, name, None) for config in configs]
     return next((value for value in (arguments.get(name), *values) if value is not None), None)

@@ -46,9 +46,9 @@ class Engine:
         model: a `PreTrainedModel`, on the device to run on.
         tokenizer: needed for text prompts, stop strings, streamed text and reference texts; None suffices for ids.
         settings: a `Settings` object, a mapping that overrides SPECPLUG_CONFIG and the defaults, or None.
-        max_num_seqs: most concurrent requests; further ones wait, as do those that do not fit in memory yet.
+        max_num_seqs: maximum number of concurrent requests; further ones wait, as do those that do not fit yet.
         max_length: longest context, prompt and output; at most the model's own limit, which is the default.
-        prefill_chunk: most prompt tokens per row and step.
+        prefill_chunk: maximum number of prompt tokens per row and step.
         registry: plug-ins; the installed ones by default.
 
     Attributes:

@@ -32,7 +32,7 @@ class SamplingParams:
     """Sampling parameters and stop conditions of one request.  The defaults decode 128 tokens greedily.
 
     Attributes:
-        max_tokens: most tokens to emit.
+        max_tokens: maximum number of tokens to emit.
         temperature: 0 is greedy.
         top_k, top_p, min_p: as in Hugging Face, and in that order; 0, 1 and 0 are off.
         seed: makes a sampled request reproducible, given the same drafts; None draws a fresh one.
@@ -40,7 +40,7 @@ class SamplingParams:
         presence_penalty, frequency_penalty: penalties of tokens in the output; 0 is off.
         logit_bias: added to the logits of single token ids; -inf forbids one.
         bad_words: token id sequences that must not appear.
-        min_tokens: least tokens to emit; until then all ids that end the request are forbidden.
+        min_tokens: minimum number of tokens to emit; until then all ids that end the request are forbidden.
         allowed_tokens: Hugging Face's `prefix_allowed_tokens_fn`: a grammar as a function of the ids so far.  It is
             only called with texts that it allows.
         stop: strings that end the request; the text is cut before them.
@@ -147,22 +147,24 @@ def build_processors(
     Args:
         end_token_ids: ids that are forbidden before `min_tokens` tokens.
     """
-    found = LogitsProcessorList()
+    processors = LogitsProcessorList()
     if params.logit_bias:
-        found.append(SequenceBiasLogitsProcessor([[[token], float(bias)] for token, bias in params.logit_bias.items()]))
+        processors.append(
+            SequenceBiasLogitsProcessor([[[token], float(bias)] for token, bias in params.logit_bias.items()])
+        )
     if params.repetition_penalty != 1.0:
-        found.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+        processors.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     if params.presence_penalty or params.frequency_penalty:
-        found.append(OutputPenalty(params.presence_penalty, params.frequency_penalty, prompt_length))
+        processors.append(OutputPenalty(params.presence_penalty, params.frequency_penalty, prompt_length))
     if params.bad_words:
-        found.append(NoBadWordsLogitsProcessor([list(words) for words in params.bad_words]))
+        processors.append(NoBadWordsLogitsProcessor([list(words) for words in params.bad_words]))
     if params.min_tokens and end_token_ids:
-        found.append(
+        processors.append(
             MinNewTokensLengthLogitsProcessor(prompt_length, params.min_tokens, list(end_token_ids), device=str(device))
         )
     if params.allowed_tokens is not None:
-        found.append(PrefixConstrainedLogitsProcessor(params.allowed_tokens, num_beams=1))
-    return found if len(found) else None  # type: ignore[return-value]
+        processors.append(PrefixConstrainedLogitsProcessor(params.allowed_tokens, num_beams=1))
+    return processors if len(processors) else None  # type: ignore[return-value]
 
 
 def process_row(processors: Processor, text: Sequence[int], draft: Sequence[int], logits: Tensor) -> None:

@@ -72,7 +72,7 @@ class RowEnds:
         self._ends = [0] * len(paddings)  # lengths, padding included
 
     def stop_when(self, row: int) -> Callable[[Sequence[int]], bool]:
-        """Return the function that says whether a row ends after the given tokens, prompt included."""
+        """Return the function that says whether a row ends after its tokens, prompt included."""
         padding = self._paddings[row]
 
         def stop(token_ids: Sequence[int]) -> bool:

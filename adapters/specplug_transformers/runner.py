@@ -15,10 +15,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from specplug.draft_model.cache import cache_argument
+from specplug.draft_model.cache import RowCache, RowPlaces, cache_argument
 from specplug.errors import EngineError, describe
 from specplug.seams.support import Range
-from specplug_transformers.cache import RowCache, RowPlaces
 
 VERSIONS = Range(engine="transformers", oldest=(5, 16), newest=(5, 24))
 """The oldest and the newest version that `make test-versions` runs."""
@@ -65,7 +64,7 @@ class ModelRunner:
 
         Return the logits [B, Q, V] float32; without `keep_logits` those of the last column only, [B, 1, V].
         """
-        place = RowPlaces(rows, starts, token_ids.shape[1], self.device)
+        place = RowPlaces.of(rows, starts, token_ids.shape[1], self.device)
         self.cache.begin(place)
         output = self.model(
             input_ids=token_ids,
@@ -97,7 +96,8 @@ class ModelRunner:
         columns, and with "sdpa" for rows at the start of their text, where it is causal by default.
         """
         queries = place.positions.shape[1]
-        needs_no_mask = place.is_even and (queries == 1 or (queries == place.columns and not self._float_mask))
+        is_even = place.start is not None
+        needs_no_mask = is_even and (queries == 1 or (queries == place.columns and not self._float_mask))
         masks: dict[str, Tensor | None] = {}
         for kind in self._layer_types:
             window = self._window if kind == "sliding_attention" else None

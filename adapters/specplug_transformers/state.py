@@ -35,12 +35,12 @@ class TextStream:
         self._ids: list[int] = []
         self._start = 0  # index of the first lead-in token
         self._read = 0  # tokens before this index are decoded
-        self._held = ""
+        self._pending = ""
 
     def add_token(self, token: int) -> bool:
         """Add a token; return whether a stop string has appeared."""
         self._ids.append(token)
-        self._held += self._decode_new()
+        self._pending += self._decode_new()
         self._release(keep=self._undecided())
         return self.is_cut
 
@@ -51,7 +51,7 @@ class TextStream:
         """
         if not self.is_cut:
             read = len(self.decode(self._ids[self._start : self._read]))
-            self._held += self.decode(self._ids[self._start :])[read:]
+            self._pending += self.decode(self._ids[self._start :])[read:]
             self._read = self._start = len(self._ids)
             self._release(keep=0)
 
@@ -61,11 +61,11 @@ class TextStream:
 
     def _release(self, keep: int) -> None:
         """Release what is held, up to the stop string that it completes first; without one, all but `keep` letters."""
-        found = [(at + len(stop), at) for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self._stop if (at := self._pending.find(stop)) >= 0]
         self.is_cut = bool(found)
-        end = min(found, key=itemgetter(0))[1] if found else len(self._held) - keep
-        self.text = self.text + self._held[:end]
-        self._held = "" if found else self._held[end:]
+        end = min(found, key=itemgetter(0))[1] if found else len(self._pending) - keep
+        self.text = self.text + self._pending[:end]
+        self._pending = "" if found else self._pending[end:]
 
     def _decode_new(self) -> str:
         before = self.decode(self._ids[self._start : self._read])
@@ -79,8 +79,8 @@ class TextStream:
     def _undecided(self) -> int:
         """Return the length of the longest suffix of the held text that is a prefix of a stop string."""
         longest = max((len(stop) - 1 for stop in self._stop), default=0)
-        for size in range(min(longest, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-size:]) for stop in self._stop):
+        for size in range(min(longest, len(self._pending)), 0, -1):
+            if any(stop.startswith(self._pending[-size:]) for stop in self._stop):
                 return size
         return 0
 
@@ -192,7 +192,7 @@ class RequestState:
         )
 
     def draft_cap(self, plan: StepPlan) -> int:
-        """Return the most draft tokens that a plan and the request itself allow."""
+        """Return the maximum number of draft tokens that a plan and the request itself allow."""
         length = plan.draft_length_for(self.request.request_id)
         cap = self.request.options.cap
         return length if cap is None else min(length, cap)

@@ -28,7 +28,7 @@ class TransformersEngine:
         settings: the server's settings.
         device: "cpu", "cuda", ...; by default a GPU if there is one.
         dtype: a torch dtype's name; float32 on a CPU and bfloat16 on a GPU by default.
-        max_num_seqs: most concurrent requests.
+        max_num_seqs: maximum number of concurrent requests.
         threads: CPU threads, for the whole process; None keeps torch's default.
         baseline: never speculate; log-probabilities are then those of a plain forward pass of the model.
     """

@@ -139,7 +139,7 @@ def share_level(share: Tensor) -> Tensor:
 
 
 def _draw(logits: Tensor, divisor: Tensor, uniforms: Tensor) -> Tensor:
-    """Return [R], indexes drawn from softmax(logits [R, Vd] / heat [R, 1]) by one uniform number each."""
+    """Return [R], indexes drawn from softmax(logits [R, Vd] / divisor [R, 1]) by one uniform number each."""
     total = torch.softmax(logits.double() / divisor, 1).cumsum(1)
     place: Tensor = torch.searchsorted(total, uniforms[:, None] * total[:, -1:], right=True)
     return place[:, 0].clamp(max=logits.shape[1] - 1)

@@ -49,7 +49,7 @@ class HostBatches:
         return moved, limits
 
     def draft_like(self, draft: Draft) -> Draft:
-        """Return a draft on the model's device: the given one if it is there."""
+        """Return a draft on the model's device: this one if it is there."""
         if draft.device == self._device:
             return draft
         logits = draft.draft_logits

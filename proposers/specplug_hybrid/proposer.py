@@ -19,7 +19,7 @@ from specplug.types.step import Draft, EngineBatch, Verdict
 Floats = npt.NDArray[np.float64]
 
 _OPTIMISM = 2.0  # accepted tokens of a draft, before any is known
-_GIVEN = 4.0  # drafts that what all requests had counts for in one request
+_PRIOR = 4.0  # drafts that what all requests had counts for in one request
 _FORGET = 64.0  # drafts of a request, and _FORGET ** 2 of all, after which older ones count half
 _SMOOTH = 0.1  # the weight of a new time
 _GAP = 4.0  # a time so many times the usual one is a pause, not a step, unless it follows another one
@@ -60,7 +60,7 @@ class Gains:
         """Return [B], the accepted tokens that the model's next drafts are expected to have."""
         common = self._all.accepted / self._all.drafts
         own = [self._by_slot.get(slot, Drafted(0.0, 0.0)) for slot in slots]
-        return np.array([(it.accepted + _GIVEN * common) / (it.drafts + _GIVEN) for it in own])
+        return np.array([(it.accepted + _PRIOR * common) / (it.drafts + _PRIOR) for it in own])
 
     def time_step(self, seconds: float) -> None:
         """Note the time from one step to the next, without the model's."""

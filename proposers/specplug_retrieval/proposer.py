@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from specplug.corpus import segment as corpus_file
 from specplug.corpus.store import STORE_FILE, Store
 from specplug.corpus.view import Snapshot, View
 from specplug.interfaces import PluginContext
@@ -52,7 +51,7 @@ class StoreWatcher:
     def __init__(self, context: PluginContext, corpora_of: Callable[[Tenants], Loaded]) -> None:
         self._corpora_of = corpora_of
         self._settings: CorporaSettings = context.sections.get("corpora", CorporaSettings())
-        self._tokenizer = _target_fingerprint(context)
+        self._tokenizer = None if context.target_tokenizer is None else fingerprint(context.target_tokenizer)
         self._store: Store | None = None
         self._view: View | None = None
         self._seen: Snapshot | None = None
@@ -205,22 +204,13 @@ def _searchable(seen: Snapshot) -> tuple[dict[str, list[Segment]], tuple[str, ..
         tenants[name] = []
         for it in segments:
             try:
-                tenants[name].append(_searched(it))
+                segment = Segment(it.text, it.places, it.starts, it.corpus_of, it.corpora)
+                segment.check()
+                tenants[name].append(segment)
             except Exception as error:  # a damaged file can raise anything
                 problems.append(f"{it.path}: {error}")
                 _log.warning("retrieval: %s cannot be searched; the rest is in use", it.path, exc_info=error)
     return tenants, tuple(problems)
-
-
-def _searched(it: corpus_file.Segment) -> Segment:
-    """Return a segment in the form that kernels search."""
-    found = Segment(it.text, it.places, it.starts, it.corpus_of, it.corpora)
-    found.check()
-    return found
-
-
-def _target_fingerprint(context: PluginContext) -> Fingerprint | None:
-    return None if context.target_tokenizer is None else fingerprint(context.target_tokenizer)
 
 
 SHARED = ""

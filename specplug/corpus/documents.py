@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specplug.text.normalized import normalized
-from specplug.text.retokenized import HEAD, pieces, retokenized_prefixes, with_leads
+from specplug.text.retokenized import HEAD, normalized, pieces, retokenized_prefixes, with_leads
 
 Tokens = npt.NDArray[np.int32]
 Tokenize = Callable[[str], Sequence[int]]

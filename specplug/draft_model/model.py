@@ -24,7 +24,7 @@ class DraftModel:
     Args:
         path: a folder, or a model id at Hugging Face.
         max_texts: S.
-        max_length: L, the most tokens of a text; at most the model's own limit.
+        max_length: L, the maximum number of tokens of a text; at most the model's own limit.
         device: where it runs.
         dtype: of weights and caches; None for the checkpoint's, and float32 on a CPU.
         module: the model, if it is loaded already.
@@ -43,7 +43,7 @@ class DraftModel:
         dtype: torch.dtype | None = None,
         module: Any = None,
     ) -> None:
-        from specplug.draft_model.cache import TextCache, cache_argument  # imports transformers
+        from specplug.draft_model.cache import RowCache, RowPlaces, cache_argument  # imports transformers
 
         chosen = torch.float32 if dtype is None and device.type == "cpu" else dtype
         self.path = path
@@ -57,7 +57,9 @@ class DraftModel:
         self.num_parameters = sum(parameter.numel() for parameter in self._model.parameters())
         self._windows = attention_windows(path, text)
         self._num_shared: int = getattr(text, "num_kv_shared_layers", None) or 0
-        self._cache = TextCache(text.num_hidden_layers, max_texts, self.max_length)
+        # padding is written to the last column, which nothing reads
+        self._cache = RowCache(text.num_hidden_layers, max_texts, self.max_length + 1)
+        self._places: Any = RowPlaces
         self._with_cache = {cache_argument(self._model): self._cache, "use_cache": True}
 
     def warm_up(self) -> None:
@@ -68,7 +70,7 @@ class DraftModel:
         """
         zeros = torch.zeros(self.max_texts, dtype=torch.int64, device=self.device)
         self.forward(zeros[:, None], zeros, zeros)
-        written = self._cache.num_written + self._num_shared
+        written = len(self._cache.stored()) // 2 + self._num_shared
         num_layers = len(self._cache.layers)
         if written < num_layers:
             raise _cannot_roll_back(self.path, f"keys and values of {written} of {num_layers} layers")
@@ -76,9 +78,7 @@ class DraftModel:
     @property
     def cache_elements(self) -> int:
         """Elements of the keys and values of one token, after `warm_up`."""
-        layers: list[Any] = self._cache.layers
-        written = [states for it in layers if it.is_initialized for states in (it.keys, it.values)]
-        return sum(int(states.shape[2] * states.shape[3]) for states in written)
+        return sum(stored.shape[1] * stored.shape[3] for stored in self._cache.stored())
 
     @torch.inference_mode()
     def forward(
@@ -101,12 +101,10 @@ class DraftModel:
         offsets = torch.arange(num_new, device=self.device) - num_new + counts[:, None]
         is_token = offsets >= 0
         positions = (starts[:, None] + offsets).clamp(min=0)
-        place = self._cache.place
-        place.first = first
-        place.last = first + num_rows
-        place.positions = torch.where(is_token, positions, self.max_length)
         longest = self.max_length if longest is None else longest
-        place.num_columns = min(self.max_length, -(-longest // COLUMN_STEP) * COLUMN_STEP)
+        columns = min(self.max_length, -(-longest // COLUMN_STEP) * COLUMN_STEP)
+        rows = slice(first, first + num_rows)
+        self._cache.begin(self._places(rows, torch.where(is_token, positions, self.max_length), columns))
         logits: Tensor = self._model(
             input_ids=torch.where(is_token, ids, 0),
             position_ids=torch.where(is_token, positions, 0),
@@ -118,7 +116,7 @@ class DraftModel:
 
     def _masks(self, positions: Tensor) -> Tensor | dict[str, Tensor]:
         """Return [R, 1, T, W] bool, true for the columns that each token sees, by kind of layer if there are more."""
-        columns = torch.arange(self._cache.place.num_columns, device=self.device)
+        columns = torch.arange(self._cache.place.columns, device=self.device)
         before = columns <= positions[:, None, :, None]
         masks = {
             kind: before if window is None else before & (columns > positions[:, None, :, None] - window)

@@ -49,8 +49,8 @@ def complete(
         draft: B rows; only the memory of its full distributions is changed.  Rows with a grammar become one-hot
             drafts, cut or not, because the cut depends on the drawn tokens.
         states: the grammar state of each row, None if no grammar constrains it.
-        room: the most draft tokens of each row, at most the draft's length N.
-        budget: the most draft tokens of all rows; None is no limit.  Existing draft tokens count first.
+        room: the maximum number of draft tokens of each row, at most the draft's length N.
+        budget: the maximum number of draft tokens of all rows; None is no limit.  Existing draft tokens count first.
     """
     is_one_hot = draft.distribution is Distribution.ONE_HOT
     looked_at = None if is_one_hot else torch.tensor([state is not None for state in states]).to(draft.device)
@@ -89,7 +89,7 @@ class Completer:
     def complete(
         self, draft: Draft, states: Sequence[GrammarState | None], room: Tensor, budget: int | None = None
     ) -> Draft:
-        """Return the draft completed by `complete`; `room` [B] is the most draft tokens of each row."""
+        """Return the draft completed by `complete`; `room` [B] is the maximum number of draft tokens of each row."""
 
         def step() -> None:
             self._done = complete(draft, states, room.tolist(), budget)

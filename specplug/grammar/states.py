@@ -60,7 +60,7 @@ def follow(state: GrammarState, drafted: Sequence[int], room: int) -> Followed:
     Args:
         state: the state after the text that the draft continues; it is restored on return.
         drafted: at most `room` tokens.
-        room: the most tokens of the row in total.
+        room: the maximum number of tokens of the row in total.
     """
     path: list[int] = []
     try:

@@ -10,7 +10,7 @@
     learning    what new tokens say about drafts: in `plain` and `compiled` alike
     kernels     the same functions for GPUs, in Triton, and the files that it lists
     corpora     static texts by tenant: their memory, and how it is replaced; `corpus_search` is the reference of their
-                search, `corpus_compiled` and `corpus_kernels` are the other forms
+                search, and `corpus_kernels` the form for GPUs
 
 All forms write the same bits.  A step is `ingest`, `scan`, `search` if there are corpora, and `draft`; `remember`
 stores a finished response, `storage.begin` resets slots, `storage.join` makes a slot a sibling, and `storage.halve`

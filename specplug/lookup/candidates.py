@@ -52,10 +52,10 @@ def find_candidates(state: State, slot: int, text: Any, n: int, matches: Any, ca
     anchors = facts[at.ANCHORS :]
     number = 0
     if owner:
-        number = entries(state, text, n, owner, 0, 0, candidates, number)
+        number = entries(state, facts, text, n, owner, 0, 0, candidates, 0, number)
         if number == 0:
-            number = entries(state, text, n, owner, 2, 0, candidates, number)
-        number = entries(state, text, n, owner, 1, at.USED, candidates, number)
+            number = entries(state, facts, text, n, owner, 2, 0, candidates, 0, number)
+        number = entries(state, facts, text, n, owner, 1, at.USED, candidates, 0, number)
     responses = number
     length = int(matches[0]) >> 32
     place = int(matches[0]) & 0xFFFFFFFF
@@ -85,7 +85,7 @@ def find_candidates(state: State, slot: int, text: Any, n: int, matches: Any, ca
             candidates[number, :TOKEN] = at.RESPONSE_ANCHOR, at.RESPONSE_ALIGNED, nearby, known, 0
             number += 1
     if group:
-        number = add_sibling_candidates(state, facts, text, n, group, candidates, number)
+        number = entries(state, facts, text, n, group, 0, at.SIBLINGS, candidates, number, number)
     index = at.OTHER_MATCHES if group else at.SIBLINGS
     for k in range(1, at.TREE_MATCHES if state.nodes.shape[0] > 0 else 1):
         if matches[k] and index < at.OTHERS_END:
@@ -96,44 +96,28 @@ def find_candidates(state: State, slot: int, text: Any, n: int, matches: Any, ca
 
 
 @register_jitable
-def entries(state: State, text: Any, n: int, owner: int, key: int, index: int, candidates: Any, number: int) -> int:
-    """Add an owner's entries of the text's bucket by a key that match its end, without repetitions, from `index`."""
+def entries(
+    state: State, facts: Any, text: Any, n: int, owner: int, key: int, index: int, candidates: Any, begin: int,
+    number: int,
+) -> int:  # fmt: skip
+    """Add an owner's entries of the text's bucket by a key that match its end, from `index`.
+
+    None repeats a candidate from `begin` on, and of a group's entries none is the slot's own.
+    """
     tokens = at.KEYS[key]
     table = state.buckets[min(key, 1)]
     bucket = arithmetic.bucket_of(text, n, tokens, owner, len(table))
     for used in range(at.USED if bucket >= 0 else 0):
         place: Any = np.int64(table[bucket, arithmetic.entry_of(owner, used)])
-        is_new = place > 0 and ring_token(state, owner, place) >= 0
-        for k in range(number):
+        is_own = index >= at.SIBLINGS and facts[at.SPAN] <= place < facts[at.SPAN_END]
+        is_new = place > 0 and not is_own and ring_token(state, owner, place) >= 0
+        for k in range(begin, number):
             is_new = is_new and candidates[k, PLACE] != place
         length = ring_match(state, text, n, owner, place) if is_new else 0
         if length >= tokens:
             candidates[number, :TOKEN] = index + used, at.RESPONSE, place, length, 0
-            for k in range(number):
+            for k in range(begin, number):
                 candidates[k if candidates[k, PLACE] < place else number, RANK] += 1
-            number += 1
-    return number
-
-
-@register_jitable
-def add_sibling_candidates(
-    state: State, facts: Any, text: Any, n: int, group: int, candidates: Any, number: int
-) -> int:
-    """Add the group's entries in the table with long keys that match, except those of the slot itself."""
-    tokens = at.KEYS[0]
-    bucket = arithmetic.bucket_of(text, n, tokens, group, state.buckets.shape[1])
-    begin = number
-    for k in range(at.USED if bucket >= 0 else 0):
-        place: Any = np.int64(state.buckets[0, bucket, arithmetic.entry_of(group, k)])
-        is_other = place > 0 and not facts[at.SPAN] <= place < facts[at.SPAN_END]
-        is_other = is_other and ring_token(state, group, place) >= 0
-        for other in range(begin, number):
-            is_other = is_other and candidates[other, PLACE] != place
-        length = ring_match(state, text, n, group, place) if is_other else 0
-        if length >= tokens:
-            candidates[number, :TOKEN] = at.SIBLINGS + k, at.RESPONSE, place, length, 0
-            for other in range(begin, number):
-                candidates[other if candidates[other, PLACE] < place else number, RANK] += 1
             number += 1
     return number
 

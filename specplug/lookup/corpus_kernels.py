@@ -11,38 +11,11 @@ import triton.language as tl
 
 from specplug.lookup import corpus_search
 from specplug.lookup import layout as at
-from specplug.lookup.kernel_arithmetic import (
-    BACK,
-    CANDIDATES,
-    CORPUS,
-    CORPUS_ALIGNED,
-    CORPUS_ANCHOR,
-    CORPUS_CANDIDATES,
-    CORPUS_MATCH,
-    END,
-    ENGINE,
-    FACTS,
-    FOLLOWED,
-    FOLLOWED_AT,
-    FORGET,
-    GENERATION,
-    LONGEST,
-    MAX_NAMED,
-    NAMED_CORPORA,
-    PLACE_AT,
-    SCOPE,
-    SEGMENT,
-    SEGMENT_PLACE,
-    TENANT,
-    flags,
-    kernel,
-    larger,
-    plus,
-    smaller,
-)
+from specplug.lookup.kernel_arithmetic import flags, kernel, larger, plus, smaller
 
 TEXT, LENGTH, PLACES, COUNT, DOCUMENTS, NUMBER = map(tl.constexpr, range(6))
 SEGMENT_FACTS, LOOKED_AT, COPIES = map(tl.constexpr, (at.SEGMENT_FACTS, corpus_search.LOOKED_AT, corpus_search.COPIES))
+CORPUS_CANDIDATES, MAX_NAMED = map(tl.constexpr, (at.CORPUS_CANDIDATES, at.MAX_NAMED))
 CURSORS = tl.constexpr(2 * corpus_search.LOOKED_AT)
 NEARBY = tl.constexpr(128)
 """Tokens around an anchor's last place among which it may be now."""
@@ -57,11 +30,11 @@ def search_kernel(
     row = tl.program_id(0)
     rank = tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
-    facts = facts + slot * FACTS
-    n = tl.load(facts + END)
-    scope = scopes + slot * SCOPE
-    tenant = tl.load(scope + TENANT)
-    is_current = tl.load(facts + GENERATION) == tl.load(generations + row)
+    facts = facts + slot * at.FACTS
+    n = tl.load(facts + at.END)
+    scope = scopes + slot * at.SCOPE
+    tenant = tl.load(scope + at.TENANT)
+    is_current = tl.load(facts + at.GENERATION) == tl.load(generations + row)
     is_served = is_current & (tl.load(limits + row) > 0) & (n > 0) & (tenant > 0) & (tenant < tenants_count - 1)
     segment = tl.load(tenants + tenant, mask=is_served, other=0) + rank
     stop = tl.load(tenants + tenant + 1, mask=is_served, other=0)
@@ -69,7 +42,7 @@ def search_kernel(
     best = tl.full([CORPUS_CANDIDATES], 0, tl.int64)
     if segment < stop:
         about = segments + segment * SEGMENT_FACTS
-        own = (texts + slot * texts_stride, n + tl.load(facts + ENGINE))
+        own = (texts + slot * texts_stride, n + tl.load(facts + at.ENGINE))
         best = find_places(about, scope, corpus, documents, own, each)
     tl.store(corpus_matches + (row * ranks_count + rank) * CORPUS_CANDIDATES + each, best)
 
@@ -126,7 +99,7 @@ def compare_places(text, places, own, mask):
     columns = tl.arange(0, 16)
     found = places * 0
     below = places < 0
-    for first in range(0, LONGEST, 16):
+    for first in range(0, at.LONGEST, 16):
         if tl.reduce(mask.to(tl.int32), 0, larger) > 0:
             distance = first + 1 + columns
             wanted = larger(tl.load(own_text + n - distance, mask=n >= distance, other=-1), -1)
@@ -145,7 +118,7 @@ def compare_places(text, places, own, mask):
 @triton.jit
 def is_named(about, scope, documents, places, mask):
     named = places * 0
-    if tl.load(scope + NAMED_CORPORA) > 0:
+    if tl.load(scope + at.NAMED_CORPORA) > 0:
         low = places * 0
         high = low + tl.load(about + NUMBER).to(tl.int32)
         rows = documents + 2 * tl.load(about + DOCUMENTS)
@@ -157,7 +130,7 @@ def is_named(about, scope, documents, places, mask):
             high = tl.where(is_open & (is_there == 0), middle, high)
         corpus = tl.load(rows + 2 * low + 1, mask=mask, other=0)
         for k in tl.static_range(MAX_NAMED):
-            named = larger(named, (corpus == tl.load(scope + NAMED_CORPORA + k)).to(tl.int32))
+            named = larger(named, (corpus == tl.load(scope + at.NAMED_CORPORA + k)).to(tl.int32))
     return named
 
 
@@ -167,10 +140,10 @@ def find_corpus_candidates(candidates, facts, own, served):
     places, lengths, kinds, ranks, owners, is_there = candidates
     scope, corpus, segments, tenants, tenants_count, corpus_matches, ranks_count, row = served
     matches = corpus_matches + row * ranks_count * CORPUS_CANDIDATES
-    each = tl.arange(0, CANDIDATES)
+    each = tl.arange(0, at.CANDIDATES)
     n = own[1]
     engine = own[3]
-    tenant = tl.load(scope + TENANT)
+    tenant = tl.load(scope + at.TENANT)
     is_served = (tenant > 0) & (tenant < tenants_count - 1)
     first_segment = tl.load(tenants + tenant, mask=is_served, other=0)
     number = tl.where(is_served, ranks_count * CORPUS_CANDIDATES, 0)
@@ -180,7 +153,7 @@ def find_corpus_candidates(candidates, facts, own, served):
     best_length = n * 0
     for k in tl.static_range(CORPUS_CANDIDATES):
         best = n * 0
-        for first in range(0, number, CANDIDATES):
+        for first in range(0, number, at.CANDIDATES):
             entry = first + each
             match = tl.load(matches + entry, mask=entry < number, other=0)
             worth = tl.where(match > 0, ((match >> 32) << 16).to(tl.int32) + 65535 - entry, 0)
@@ -189,10 +162,10 @@ def find_corpus_candidates(candidates, facts, own, served):
         place = (tl.load(matches + index, mask=best > 0, other=0) & 0xFFFFFFFF).to(tl.int32)
         segment = first_segment + index // CORPUS_CANDIDATES
         begin = tl.load(segments + segment * SEGMENT_FACTS + TEXT, mask=best > 0, other=0).to(tl.int32)
-        here = flags((each == CORPUS_MATCH + k) & (best > 0))
+        here = flags((each == at.CORPUS_MATCH + k) & (best > 0))
         places = tl.where(here, begin + place, places)
         lengths = tl.where(here, best >> 17, lengths)
-        kinds = tl.where(here, CORPUS + (best >> 16 & 1), kinds)
+        kinds = tl.where(here, at.CORPUS + (best >> 16 & 1), kinds)
         ranks = tl.where(here, COPIES * k, ranks)
         is_there = is_there | here
         before = best
@@ -200,20 +173,20 @@ def find_corpus_candidates(candidates, facts, own, served):
             best_place = place
             best_segment = segment
             best_length = best >> 17
-    follows = best_length - engine >= FOLLOWED
-    is_free = is_served & (best_length < FOLLOWED)
+    follows = best_length - engine >= at.FOLLOWED
+    is_free = is_served & (best_length < at.FOLLOWED)
     anchored, known = corpus_anchor(facts, own, corpus, segments, is_free)
-    of_corpora = is_there & (each >= CORPUS_MATCH) & (each < CORPUS_ANCHOR)
+    of_corpora = is_there & (each >= at.CORPUS_MATCH) & (each < at.CORPUS_ANCHOR)
     is_new = tl.reduce(flags(of_corpora & (places == anchored)).to(tl.int32), 0, larger) == 0
-    here = flags((each == CORPUS_ANCHOR) & (known >= 0) & is_new)
+    here = flags((each == at.CORPUS_ANCHOR) & (known >= 0) & is_new)
     tl.debug_barrier()
-    tl.store(facts + SEGMENT, best_segment, mask=follows)
-    tl.store(facts + SEGMENT_PLACE, best_place - engine, mask=follows)
-    tl.store(facts + PLACE_AT, n - engine, mask=follows)
-    tl.store(facts + FOLLOWED_AT, n - engine, mask=follows)
+    tl.store(facts + at.SEGMENT, best_segment, mask=follows)
+    tl.store(facts + at.SEGMENT_PLACE, best_place - engine, mask=follows)
+    tl.store(facts + at.PLACE_AT, n - engine, mask=follows)
+    tl.store(facts + at.FOLLOWED_AT, n - engine, mask=follows)
     places = tl.where(here, anchored, places)
     lengths = tl.where(here, known, lengths)
-    kinds = tl.where(each == CORPUS_ANCHOR, CORPUS_ALIGNED, kinds)
+    kinds = tl.where(each == at.CORPUS_ANCHOR, at.CORPUS_ALIGNED, kinds)
     return places, lengths, kinds, ranks, owners, flags(is_there | here)
 
 
@@ -221,15 +194,15 @@ def find_corpus_candidates(candidates, facts, own, served):
 def corpus_anchor(facts, own, corpus, segments, is_free):
     """Return the anchor's place in `corpus` and its length, -1 for no candidate."""
     _, n, last, engine = own
-    known_place = tl.load(facts + SEGMENT_PLACE)
-    known_at = tl.load(facts + PLACE_AT)
-    followed = tl.load(facts + FOLLOWED_AT)
-    is_known = is_free & (followed > 0) & (n >= known_at) & (n - followed < FORGET)
-    about = segments + tl.load(facts + SEGMENT) * SEGMENT_FACTS
+    known_place = tl.load(facts + at.SEGMENT_PLACE)
+    known_at = tl.load(facts + at.PLACE_AT)
+    followed = tl.load(facts + at.FOLLOWED_AT)
+    is_known = is_free & (followed > 0) & (n >= known_at) & (n - followed < at.FORGET)
+    about = segments + tl.load(facts + at.SEGMENT) * SEGMENT_FACTS
     begin = tl.load(about + TEXT, mask=is_known, other=0)
     length = tl.load(about + LENGTH, mask=is_known, other=0).to(tl.int32)
     text = corpus + begin
-    nearby = known_place - BACK + tl.arange(0, NEARBY)
+    nearby = known_place - at.BACK + tl.arange(0, NEARBY)
     mask = flags(is_known & (nearby >= 0) & (nearby < length))
     is_end = tl.load(text + nearby, mask=mask, other=-1) < 0
     low = tl.reduce(tl.where(is_end & (nearby < known_place), nearby, -1), 0, larger)
@@ -238,7 +211,7 @@ def corpus_anchor(facts, own, corpus, segments, is_free):
     order = tl.arange(0, 16)
     offsets = tl.where(order % 2 == 1, (order + 1) // 2, -(order // 2))
     expected = known_place + n - known_at
-    place = expected + tl.where(order <= 2 * BACK, offsets, order - BACK)
+    place = expected + tl.where(order <= 2 * at.BACK, offsets, order - at.BACK)
     is_followed = flags(is_known & (place > larger(low, 0)) & (place < high))
     token = tl.load(text + place - 1, mask=is_followed, other=-1)
     first = tl.reduce(tl.where((token >= 0) & (token == last), order, 16), 0, smaller)
@@ -246,6 +219,6 @@ def corpus_anchor(facts, own, corpus, segments, is_free):
     found = tl.where(first < 16, tl.reduce(tl.where(order == first, place, -NEARBY), 0, larger), expected)
     tl.debug_barrier()
     is_moved = (first < 16) & (engine == 0)
-    tl.store(facts + SEGMENT_PLACE, found, mask=is_moved)
-    tl.store(facts + PLACE_AT, n, mask=is_moved)
+    tl.store(facts + at.SEGMENT_PLACE, found, mask=is_moved)
+    tl.store(facts + at.PLACE_AT, n, mask=is_moved)
     return found + begin.to(tl.int32), tl.where(first < 16, 1, has_expected - 1)

@@ -1,4 +1,4 @@
-"""What all kernels of the lookup have in common: constants, and functions of `arithmetic` and `learning` on numbers.
+"""What all kernels of the lookup have in common: functions of `arithmetic` and `learning` on numbers.
 
 No kernel calls a function that Triton itself defines as one, so that its interpreter runs them wherever it is asked to.
 """
@@ -13,35 +13,13 @@ import triton.language as tl
 from specplug.lookup import counts as of
 from specplug.lookup import layout as at
 
-GENERATION, OWNER, START, HIT_RATE, END, ENGINE, VOTED_FOR, CHAIN_FOR, CHAIN_NEXT, CHAIN_END = map(
-    tl.constexpr, range(10)
-)
-GROUP, ENTRY, PROMPT, WRITTEN, SPAN, SPAN_END, ANCHORS = map(tl.constexpr, range(10, 17))
-SEGMENT, SEGMENT_PLACE, PLACE_AT, FOLLOWED_AT, FACTS = map(tl.constexpr, range(20, 25))
-CHAIN_EVIDENCE, CHAIN_CONTEXT, CHAIN_OWN, CHAIN_PARENT, CHAIN_ROWS = map(tl.constexpr, (*range(1, 5), at.CHAIN_ROWS))
-NODE_SURVIVAL, NODE_TOKEN, NODE_LEVEL, NODE_SOURCE = map(tl.constexpr, (0, 2, 3, 4))
-NODE_EVIDENCE, NODE_CONTEXT, NODE_OWN, NODE_PARENT, NODE_NUMBER, NODE_ROWS = map(tl.constexpr, range(5, 11))
-SURE, SHORTEST, LEAST, ENGINE_SOURCE = map(tl.constexpr, (at.SURE, at.SHORTEST, at.LEAST, at.ENGINE_SOURCE))
-OWN, RESPONSE, CORPUS, NAMED, NEAR, ALIGNED, RESPONSE_ALIGNED, CORPUS_ALIGNED = map(tl.constexpr, range(8))
-CANDIDATES, OWN_MATCH, OWN_ANCHOR = map(tl.constexpr, (at.CANDIDATES, at.OWN_MATCH, at.OWN_ANCHOR))
-SIBLINGS, OTHER_MATCHES, OTHERS_END = map(tl.constexpr, (at.SIBLINGS, at.OTHER_MATCHES, at.OTHERS_END))
-USED, PAIRS = map(tl.constexpr, (at.USED, at.COMMON_TRIES // 2))
-TABLE_CANDIDATES, RESPONSE_ANCHOR, LONGEST = map(tl.constexpr, (at.TABLE_CANDIDATES, at.RESPONSE_ANCHOR, at.LONGEST))
-CONTEXT, ENTRIES, SPARED, GRANULE = map(tl.constexpr, (at.CONTEXT, at.ENTRIES, at.SPARED, at.GRANULE))
-FOLLOWED, FORGET, WINDOW, BACK = map(tl.constexpr, (at.FOLLOWED, at.FORGET, at.WINDOW, at.BACK))
-LEVELS, UNIT, FRACTION, MULTIPLIER = map(tl.constexpr, (at.LEVELS, at.UNIT, at.FRACTION, at.MULTIPLIER))
-MAX_ODDS, MAX_LOG, CONTEXTS, TOKENS = map(tl.constexpr, (at.MAX_ODDS, at.MAX_LOG, of.CONTEXTS, of.TOKENS))
-LENGTHS, SHARES, SUPPORTS, HIT_RATES = map(tl.constexpr, (of.LENGTHS, of.SHARES, of.SUPPORTS, of.HIT_RATES))
-ORIGINS, HASHES, COARSE = map(tl.constexpr, (of.ORIGINS, of.HASHES, of.COARSE))
-EVIDENCE, TOKENS_END = map(tl.constexpr, (of.EVIDENCE, of.TOKENS_END))
-CORPUS_MATCH, CORPUS_CANDIDATES, CORPUS_ANCHOR = map(
-    tl.constexpr, (at.CORPUS_MATCH, at.CORPUS_CANDIDATES, at.CORPUS_ANCHOR)
-)
-TENANT, NAMED_CORPORA, MAX_NAMED, SCOPE = map(tl.constexpr, (at.TENANT, at.NAMED_CORPORA, at.MAX_NAMED, at.SCOPE))
 LONG_KEY, SHORT_KEY, SHORTEST_KEY, BOUNDS = map(tl.constexpr, (*at.KEYS, len(at.SHARE_BOUNDS)))
+PAIRS = tl.constexpr(at.COMMON_TRIES // 2)
 POWERS, PROBABILITIES, AGES = map(tl.constexpr, (at.FRACTION, 2 * at.FRACTION, 2 * at.FRACTION + at.MAX_LOG // 2))
 SHARE_BOUNDS = tl.constexpr(AGES.value + at.RANKS)
 """Where parts of `FIGURES` begin, as do those of the line above."""
+NUMBERS = tl.constexpr(str([it for it in (*vars(at).items(), *vars(of).items()) if isinstance(it[1], int)]))
+"""All numbers that kernels read from modules: Triton's cache knows compiled kernels by constants of their own alone."""
 
 
 def kernel(function: Any) -> Any:
@@ -62,6 +40,7 @@ def either(a, b):
 
 @triton.jit
 def larger(a, b):
+    _: tl.constexpr = NUMBERS  # each kernel uses this function, so that it is compiled anew when one of them changes
     return tl.where(a > b, a, b)
 
 
@@ -78,8 +57,8 @@ def flags(mask):
 
 @triton.jit
 def origins_of(kinds):
-    is_response = (kinds == RESPONSE) | (kinds == RESPONSE_ALIGNED)
-    is_corpus = (kinds == CORPUS) | (kinds == NAMED) | (kinds == CORPUS_ALIGNED)
+    is_response = (kinds == at.RESPONSE) | (kinds == at.RESPONSE_ALIGNED)
+    is_corpus = (kinds == at.CORPUS) | (kinds == at.NAMED) | (kinds == at.CORPUS_ALIGNED)
     return tl.where(is_response, 2, tl.where(is_corpus, 4, 1))
 
 
@@ -88,7 +67,7 @@ def log2(figures, number):
     exponent = (number * 0).to(tl.int32)
     for step in tl.static_range(5):
         exponent += tl.where((number >> exponent) >= (1 << (16 >> step)), 16 >> step, 0)
-    return exponent * FRACTION + tl.load(figures + ((number << 8 >> exponent) & 255))
+    return exponent * at.FRACTION + tl.load(figures + ((number << 8 >> exponent) & 255))
 
 
 @triton.jit
@@ -107,20 +86,22 @@ def log_odds(table, figures, rows, mask):
 @triton.jit
 def log_odds_after(table, figures, rows, mask, level, PAIRS: tl.constexpr):
     hits, tries = load_counts(table, rows, mask)
-    scale = LEVELS // (2 * UNIT)
-    missed = (tries - hits) * scale + PAIRS * (LEVELS - level)
+    scale = at.LEVELS // (2 * at.UNIT)
+    missed = (tries - hits) * scale + PAIRS * (at.LEVELS - level)
     return log2(figures, hits * scale + PAIRS * level) - log2(figures, missed)
 
 
 @triton.jit
 def weight(figures, log_odds, ranks):
-    log = larger(2 * smaller(log_odds, MAX_ODDS) + 2 * MAX_ODDS - tl.load(figures + AGES + ranks), 0)
-    return tl.load(figures + POWERS + (log & (FRACTION - 1))).to(tl.int64) << (log >> 8)
+    log = larger(2 * smaller(log_odds, at.MAX_ODDS) + 2 * at.MAX_ODDS - tl.load(figures + AGES + ranks), 0)
+    return tl.load(figures + POWERS + (log & (at.FRACTION - 1))).to(tl.int64) << (log >> 8)
 
 
 @triton.jit
 def probability(figures, log_odds):
-    return tl.load(figures + PROBABILITIES + ((smaller(larger(log_odds, -MAX_LOG), MAX_LOG - 1) + MAX_LOG) >> 2))
+    return tl.load(
+        figures + PROBABILITIES + ((smaller(larger(log_odds, -at.MAX_LOG), at.MAX_LOG - 1) + at.MAX_LOG) >> 2)
+    )
 
 
 @triton.jit
@@ -139,7 +120,7 @@ def share_class(figures, score, total):
 
 @triton.jit
 def next_hash(hashed, token):
-    return (((hashed ^ token) & 0x7FFFFFFF).to(tl.int64) * MULTIPLIER >> 16) & 0x7FFFFFFF
+    return (((hashed ^ token) & 0x7FFFFFFF).to(tl.int64) * at.MULTIPLIER >> 16) & 0x7FFFFFFF
 
 
 @triton.jit
@@ -156,20 +137,20 @@ def bucket_of(text, end, owner, buckets, KEY: tl.constexpr):
 @triton.jit
 def judging_rows(token, last, owner, size, share, support, hit_rate, origins, near):
     supported = (support > 1).to(tl.int32) + (support > 3).to(tl.int32)
-    rate = (hit_rate >= LEVELS // 4).to(tl.int32) + (hit_rate >= LEVELS * 3 // 5).to(tl.int32)
-    key = ((size * SHARES + share) * SUPPORTS + supported) * HIT_RATES + rate
-    context = (next_hash(next_hash(owner, 0), last.to(tl.int64)) >> 4 & (HASHES - 1)).to(tl.int32) * COARSE
-    context = 3 * (context + smaller(size // 2, COARSE - 1)) + (share > 2).to(tl.int32) + (share > 5).to(tl.int32)
-    own = (next_hash(next_hash(owner, 0), token.to(tl.int64)) >> 4 & (HASHES - 1)).to(tl.int32)
-    evidence = (key * ORIGINS + origins) * 2 + near
+    rate = (hit_rate >= at.LEVELS // 4).to(tl.int32) + (hit_rate >= at.LEVELS * 3 // 5).to(tl.int32)
+    key = ((size * of.SHARES + share) * of.SUPPORTS + supported) * of.HIT_RATES + rate
+    context = (next_hash(next_hash(owner, 0), last.to(tl.int64)) >> 4 & (of.HASHES - 1)).to(tl.int32) * of.COARSE
+    context = 3 * (context + smaller(size // 2, of.COARSE - 1)) + (share > 2).to(tl.int32) + (share > 5).to(tl.int32)
+    own = (next_hash(next_hash(owner, 0), token.to(tl.int64)) >> 4 & (of.HASHES - 1)).to(tl.int32)
+    evidence = (key * of.ORIGINS + origins) * 2 + near
     own_row = 2 * own + (share > 4).to(tl.int32)
-    return evidence + EVIDENCE, context + CONTEXTS, own_row + TOKENS
+    return evidence + of.EVIDENCE, context + of.CONTEXTS, own_row + of.TOKENS
 
 
 @triton.jit
 def confidence(table, figures, evidence, contexts, tokens, mask):
     seen = log_odds(table, figures, evidence, mask)
-    level = smaller(larger(probability(figures, seen), 20), LEVELS - 20)
+    level = smaller(larger(probability(figures, seen), 20), at.LEVELS - 20)
     after = log_odds_after(table, figures, contexts, mask, level, 1)
     after += log_odds_after(table, figures, tokens, mask, level, 1)
     return probability(figures, (2 * seen + after) >> 2)
@@ -178,5 +159,5 @@ def confidence(table, figures, evidence, contexts, tokens, mask):
 @triton.jit
 def count(table, rows, hits, mask):
     mask = flags(mask)
-    tl.atomic_add(table + 2 * rows, tl.where(hits, UNIT, 0), mask=mask, sem="relaxed")
-    tl.atomic_add(table + 2 * rows + 1, tl.where(mask, UNIT, 0), mask=mask, sem="relaxed")
+    tl.atomic_add(table + 2 * rows, tl.where(hits, at.UNIT, 0), mask=mask, sem="relaxed")
+    tl.atomic_add(table + 2 * rows + 1, tl.where(mask, at.UNIT, 0), mask=mask, sem="relaxed")

@@ -198,7 +198,7 @@ class Rows(NamedTuple):
     slots: Any  # [B] int64
     generations: Any  # [B] int32; a row neither learns nor drafts if its slot has another one
     lengths: Any  # [B] int32, tokens of each row's text in the engine, without references
-    limits: Any  # [B] int32, most tokens to draft; 0 for none
+    limits: Any  # [B] int32, maximum number of tokens to draft; 0 for none
 
 
 class Source(NamedTuple):

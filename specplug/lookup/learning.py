@@ -53,15 +53,21 @@ def begin_draft(state: State, slot: int, text: Any, row: int, drafts: Drafts) ->
     for k in range(facts[at.ENGINE]):
         of_all, own = engine_rows(state, slot, k)
         if facts[at.CHAIN_FOR] != n:
-            chain[at.CHAIN_TOKEN, k] = text[n + k]
-            chain[at.CHAIN_EVIDENCE, k] = of_all
-            chain[at.CHAIN_CONTEXT, k] = own
-            chain[at.CHAIN_OWN, k] = -1
-            chain[at.CHAIN_PARENT, k] = k - 1
+            chain_token(chain, k, text[n + k], of_all, own, -1, k - 1)
         drafts.ids[row, k] = text[n + k]
         drafts.confidence[row, k] = engine_level(state, slot, k) / at.LEVELS
         drafts.sources[row, k] = state.figures[at.ENGINE_SOURCE]
     return int(facts[at.ENGINE])
+
+
+@register_jitable
+def chain_token(chain: Any, k: int, token: int, evidence: int, context: int, own: int, parent: int) -> None:
+    """Write the k-th drafted token, with the rows that judge it, to the chain that is being judged."""
+    chain[at.CHAIN_TOKEN, k] = token
+    chain[at.CHAIN_EVIDENCE, k] = evidence
+    chain[at.CHAIN_CONTEXT, k] = context
+    chain[at.CHAIN_OWN, k] = own
+    chain[at.CHAIN_PARENT, k] = parent
 
 
 @register_jitable

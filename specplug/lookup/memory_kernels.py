@@ -8,25 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specplug.lookup import layout as at
 from specplug.lookup.kernel_arithmetic import (
-    CONTEXT,
-    END,
-    ENTRIES,
-    ENTRY,
-    FACTS,
-    GRANULE,
-    GROUP,
     LONG_KEY,
-    LONGEST,
-    PROMPT,
     SHORT_KEY,
     SHORTEST_KEY,
-    SPAN,
-    SPAN_END,
-    SPARED,
-    START,
-    USED,
-    WRITTEN,
     bucket_of,
     flags,
     kernel,
@@ -41,7 +27,7 @@ def ring_token(memory, owner, places, mask):
     ring, owners, capacity, end, _ = memory
     index = places & (capacity - 1)
     mask = flags(mask & (places >= 0) & (places >= end - capacity) & (places < end))
-    mask = mask & (tl.load(owners + index // GRANULE, mask=mask, other=0) == owner)
+    mask = mask & (tl.load(owners + index // at.GRANULE, mask=mask, other=0) == owner)
     return tl.load(ring + index, mask=mask, other=-1)
 
 
@@ -50,7 +36,7 @@ def ring_match(memory, owner, text, n, places, mask):
     """Return how many tokens before each of the places match the text's end, in pieces of 16."""
     found = places * 0
     columns = tl.arange(0, 16)
-    for first in range(0, LONGEST, 16):
+    for first in range(0, at.LONGEST, 16):
         if tl.reduce(mask.to(tl.int32), 0, larger) > 0:
             distance = first + 1 + columns
             wanted = tl.load(text + n - distance, mask=n >= distance, other=-1)
@@ -66,21 +52,21 @@ def ring_match(memory, owner, text, n, places, mask):
 @triton.jit
 def share(facts, memory, buckets, text, n, PIECE: tl.constexpr):
     ring, _, capacity, end = memory
-    group = tl.load(facts + GROUP)
-    prompt = tl.load(facts + PROMPT)
-    span = tl.load(facts + SPAN)
-    written = tl.load(facts + WRITTEN)
-    entry = tl.load(facts + ENTRY)
-    shift = span + 1 - larger(tl.load(facts + START), prompt - CONTEXT)
-    stop = tl.where(span >= end - capacity, smaller(n, tl.load(facts + SPAN_END) - shift), 0)
+    group = tl.load(facts + at.GROUP)
+    prompt = tl.load(facts + at.PROMPT)
+    span = tl.load(facts + at.SPAN)
+    written = tl.load(facts + at.WRITTEN)
+    entry = tl.load(facts + at.ENTRY)
+    shift = span + 1 - larger(tl.load(facts + at.START), prompt - at.CONTEXT)
+    stop = tl.where(span >= end - capacity, smaller(n, tl.load(facts + at.SPAN_END) - shift), 0)
     for piece in range(written, stop, PIECE):
         k = piece + tl.arange(0, PIECE)
         tl.store(ring + ((k + shift) & (capacity - 1)), tl.load(text + k, mask=k < stop), mask=k < stop)
         is_shared = (k >= prompt) & (k < stop)
         bucket = bucket_of(text, tl.where(is_shared, k, 0), group, capacity // 4, LONG_KEY)
-        tl.atomic_max(buckets + bucket * ENTRIES + entry, k + shift, mask=bucket >= 0, sem="relaxed")
+        tl.atomic_max(buckets + bucket * at.ENTRIES + entry, k + shift, mask=bucket >= 0, sem="relaxed")
     tl.debug_barrier()
-    tl.store(facts + WRITTEN, larger(written, n))
+    tl.store(facts + at.WRITTEN, larger(written, n))
 
 
 @kernel
@@ -91,26 +77,26 @@ def remember_kernel(
     """Enter a response, by one program."""
     base = tl.load(ring_end)
     quarter = capacity // 4
-    end = smaller(end, tl.load(facts + slot.to(tl.int64) * FACTS + END))
-    entry = (owner * SPARED + number % USED) % ENTRIES
+    end = smaller(end, tl.load(facts + slot.to(tl.int64) * at.FACTS + at.END))
+    entry = (owner * at.SPARED + number % at.USED) % at.ENTRIES
     begin = larger(begin, end - quarter)
-    first = larger(prompt, begin - CONTEXT)
+    first = larger(prompt, begin - at.CONTEXT)
     text = texts + slot.to(tl.int64) * texts_stride + first
     length = end - first
-    size = tl.where(end > begin, (length + 2 + GRANULE - 1) // GRANULE * GRANULE, 0)
+    size = tl.where(end > begin, (length + 2 + at.GRANULE - 1) // at.GRANULE * at.GRANULE, 0)
     for piece in range(0, size, BLOCK):
         k = piece + tl.arange(0, BLOCK)
         index = (base + k) & (capacity - 1)
         tl.store(ring + index, tl.load(text + k - 1, mask=(k > 0) & (k <= length), other=-1), mask=k < size)
-        tl.store(owners + index // GRANULE, owner, mask=(k < size) & (k % GRANULE == 0))
+        tl.store(owners + index // at.GRANULE, owner, mask=(k < size) & (k % at.GRANULE == 0))
         # no key ends before token 0
         places = base + 1 + k
         k = tl.where((k >= begin - first) & (k < length), k, 0)
         long = bucket_of(text, k, owner, quarter, LONG_KEY)
         short = bucket_of(text, k, owner, quarter, SHORT_KEY)
-        tl.atomic_max(buckets + long * ENTRIES + entry, places, mask=long >= 0, sem="relaxed")
-        tl.atomic_max(buckets + (quarter + short) * ENTRIES + entry, places, mask=short >= 0, sem="relaxed")
+        tl.atomic_max(buckets + long * at.ENTRIES + entry, places, mask=long >= 0, sem="relaxed")
+        tl.atomic_max(buckets + (quarter + short) * at.ENTRIES + entry, places, mask=short >= 0, sem="relaxed")
         shortest = bucket_of(text, k, owner, quarter, SHORTEST_KEY)
-        tl.atomic_max(buckets + (quarter + shortest) * ENTRIES + entry, places, mask=shortest >= 0, sem="relaxed")
+        tl.atomic_max(buckets + (quarter + shortest) * at.ENTRIES + entry, places, mask=shortest >= 0, sem="relaxed")
     tl.debug_barrier()
     tl.store(ring_end, base + size)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from specplug.interfaces import PluginContext, Proposer
 from specplug.launching import Around
 from specplug.lookup import layout as at
 from specplug.lookup import storage
-from specplug.lookup.checksums import checksums
-from specplug.lookup.groups import Groups
 from specplug.lookup.options import LookupSettings
-from specplug.lookup.owners import Owners
+from specplug.lookup.owners import Groups, Owners
 from specplug.lookup.steps import LookupSteps
-from specplug.lookup.steps import memory_size as _bytes_of
 from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, Lifecycle, Request, RequestEvent
 from specplug.types.step import Draft, EngineBatch
 
@@ -112,7 +110,7 @@ class LookupProposer(Proposer):
 
     def checksums(self, slots: Tensor) -> dict[str, Tensor]:
         """Return sums of the texts' ends, of what is known of each request, and of the common tables."""
-        return checksums(self.steps.state, self.steps.texts, slots)
+        return storage.checksums(self.steps.state, self.steps.texts, slots)
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -210,7 +208,7 @@ class LookupProposer(Proposer):
     def _key(self, request: Request) -> str:
         """Return the key of the owner in the response memory, and of the hit rates by token.
 
-        Requests that neither read nor extend the memory have an owner without responses: hit rates by token tell which
+        Requests that neither read nor extend the memory have an owner without responses: hit rates by token show which
         tokens a text repeats.
         """
         if not request.may_share:
@@ -226,6 +224,10 @@ def _sizes(context: PluginContext, settings: LookupSettings) -> tuple[int, int, 
 
 def memory_size(context: PluginContext) -> int:
     """Return the bytes that a proposer allocates on its device, without corpora."""
+    slots, length, draft_length, ring = _sizes(context, context.options or LookupSettings())
     caps = context.caps
-    sizes = _sizes(context, context.options or LookupSettings())
-    return _bytes_of(*sizes, engine_tokens=caps.engine_tokens, trees=caps.trees)
+    state = storage.allocate(
+        slots, length, draft_length, ring, "meta", engine_tokens=caps.engine_tokens, trees=caps.trees
+    )
+    size: int = sum(it.nbytes for it in state) + torch.int32.itemsize * slots * length
+    return size

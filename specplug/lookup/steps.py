@@ -28,6 +28,9 @@ Tokens = npt.NDArray[np.int32]
 
 NO_GENERATION = -1
 
+_COLUMNS = (np.int64, np.int32, np.int32, np.int32, np.int64, np.int32, np.int32)
+"""Of a step's columns in compiled code, which has one variant."""
+
 
 def form_for(device: torch.device) -> ModuleType:
     """Return the form that runs on a device: the compiled one on CPUs, else the kernels."""
@@ -45,11 +48,11 @@ class LookupSteps:
 
     Args:
         slots: S.
-        length: L, the most tokens of a text with its references.
+        length: L, the maximum number of tokens of a text with its references.
         draft_length: K.
         ring: C, tokens of responses and of what siblings share.
         device: the device of the batches.
-        engine_tokens: G, the most tokens of the engine's own drafter; 0 without one.
+        engine_tokens: G, the maximum number of tokens of the engine's own drafter; 0 without one.
         trees: whether trees are drafted.
         settings: `shortest`, `least` and `engine_source`, see `layout.SHORTEST`.
 
@@ -80,10 +83,6 @@ class LookupSteps:
         self.around = None if self._is_compiled or trees else Around()
         self._zeros = torch.zeros(slots, dtype=torch.int32, device=device)
         self._no_parents = torch.zeros(0, draft_length, dtype=torch.int32, device=device)
-        ints = [np.zeros(slots, np.int32) for _ in range(5)]
-        self._staged: list[Any] = [np.zeros(slots, np.int64), *ints[:3], np.zeros(slots, np.int64), *ints[3:]]
-        self._views: list[Any] | None = None
-        self._drafts: tuple[object, at.Drafts] | None = None
         self._draft_length = draft_length
         self._engine_tokens = engine_tokens
         self._trees = trees
@@ -220,7 +219,7 @@ class LookupSteps:
     def _arguments(
         self, batch: EngineBatch, limits: Tensor | None, num_new: Tensor | None
     ) -> tuple[at.Rows, at.Source]:
-        """Return the rows and the source of a step: kernels take the tensors, compiled code takes arrays of its own.
+        """Return the rows and the source of a step: kernels take the tensors, compiled code takes contiguous arrays.
 
         What is None is 0 for all rows.
         """
@@ -229,9 +228,10 @@ class LookupSteps:
         columns: list[Any]
         table: Any = batch.tokens
         if self._is_compiled:
-            columns = self._views_of(size)
-            for column, tensor in zip(columns, tensors, strict=True):
-                column[:] = 0 if tensor is None else tensor.numpy()
+            columns = [
+                np.zeros(size, kind) if it is None else np.ascontiguousarray(it.numpy(), kind)
+                for it, kind in zip(tensors, _COLUMNS, strict=True)
+            ]
             table = whole_rows(batch.tokens)
         else:
             zeros = self._zeros[:size]
@@ -240,19 +240,10 @@ class LookupSteps:
         return at.Rows(slots, generations, lengths, bounds), at.Source(table, table_rows, first, new)
 
     def _drafts_of(self, draft: Draft) -> at.Drafts:
-        """Return a draft's tensors as the form writes them, kept while the same buffer comes."""
+        """Return a draft's tensors as the form writes them."""
         parents = draft.parents if self._trees and draft.parents is not None else self._no_parents
         tensors = draft.token_ids, draft.confidence, draft.source, draft.lengths, parents
-        key = draft.token_ids.shape, *[it.data_ptr() for it in tensors]
-        if self._drafts is None or self._drafts[0] != key:
-            self._drafts = key, at.Drafts(*[whole_rows(it) if self._is_compiled else it for it in tensors])
-        return self._drafts[1]
-
-    def _views_of(self, size: int) -> list[Any]:
-        """Return views of the staging arrays, of the length that compiled code reads."""
-        if self._views is None or len(self._views[0]) != size:
-            self._views = [it[:size] for it in self._staged]
-        return self._views
+        return at.Drafts(*[whole_rows(it) if self._is_compiled else it for it in tensors])
 
     def _erase(self, batch: EngineBatch) -> None:
         """Replace tokens that are not text by negative ones, also those that the row will only reach later."""
@@ -268,14 +259,6 @@ class LookupSteps:
         is_there = starts + places_of < length
         # Where there is no room, the text has only its references, which end with a negative token.
         self.texts[slots, torch.where(is_there, starts + places_of, starts - 1)] = NO_TOKEN
-
-
-def memory_size(
-    slots: int, length: int, draft_length: int, ring: int, *, engine_tokens: int = 0, trees: bool = False
-) -> int:
-    """Return the bytes that `LookupSteps` allocates without corpora."""
-    state = storage.memory_size(slots, length, draft_length, ring, engine_tokens=engine_tokens, trees=trees)
-    return state + 4 * slots * length
 
 
 def _before(references: Sequence[Tokens], room: int) -> Tokens:

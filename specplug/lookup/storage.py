@@ -1,4 +1,4 @@
-"""What is done to the lookup's memory between steps: allocating it, and events of requests; see `layout`."""
+"""What is done to the lookup's memory between steps: allocating it, events of requests, checksums; see `layout`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from specplug.lookup import layout as at
 from specplug.lookup.counts import CONTEXTS, TOKENS_END, engine_counts, start_counts
 from specplug.lookup.layout import Drafts, State
+from specplug.types.tensors import checksum
 
 
 def allocate(
@@ -164,6 +165,29 @@ def views(memory: Any) -> Any:
     return type(memory)(*(tensor.numpy() for tensor in memory))
 
 
-def memory_size(slots: int, length: int, draft_length: int, ring: int, **more: Any) -> int:
-    """Return the bytes of a state; see `allocate`."""
-    return sum(it.numel() * it.element_size() for it in allocate(slots, length, draft_length, ring, "meta", **more))
+ENDS = 64
+"""Tokens at the end of each text that `checksums` reads."""
+
+
+def checksums(state: State, texts: Tensor, slots: Tensor) -> dict[str, Tensor]:
+    """Return sums of all that drafts depend on, each [] int32, which tensor-parallel ranks that each draft compare.
+
+    They do not depend on the slots' numbers and earlier occupants.
+
+    Args:
+        state: the memory, without corpora.
+        texts: [S, L] int32.
+        slots: [B] int64, those of a step's rows, in their order.
+    """
+    facts = state.slots[slots]
+    own = own_rows(state)
+    common = state.counts[: len(state.counts) - own.shape[0] * own.shape[1]]
+    places = facts[:, at.END, None] - 1 - torch.arange(ENDS, dtype=torch.int32, device=slots.device)
+    ends = torch.where(places < 0, 0, texts[slots[:, None], places.clamp(min=0)])
+    tables = [checksum(table) for table in (state.ring, state.owners, state.buckets, state.end)]
+    return {
+        "texts": checksum(ends),
+        "requests": checksum(facts[:, at.OWNER :]) + checksum(own[slots]),  # generations differ with the slots' use
+        "hit rates": checksum(common),
+        "responses": torch.stack(tables).sum(dtype=torch.int32),
+    }

@@ -14,7 +14,7 @@ from specplug.lookup import arithmetic
 from specplug.lookup import layout as at
 from specplug.lookup.candidates import origin_of, owner_of, predicted_token
 from specplug.lookup.layout import INDEX, KIND, LENGTH, PLACE, RANK, TOKEN, WEIGHT, Drafts, State
-from specplug.lookup.learning import confidence
+from specplug.lookup.learning import chain_token, confidence
 
 
 def grow(
@@ -148,9 +148,5 @@ def _write(state: State, slot: int, node: Any, number: int, parent: int, n: int,
     drafts.sources[row, number] = node[at.NODE_SOURCE]
     drafts.parents[row, number] = parent
     if state.slots[slot, at.CHAIN_FOR] != n:
-        chain = state.chain[slot]
-        chain[at.CHAIN_TOKEN, number] = node[at.NODE_TOKEN]
-        chain[at.CHAIN_EVIDENCE, number] = node[at.NODE_EVIDENCE]
-        chain[at.CHAIN_CONTEXT, number] = node[at.NODE_CONTEXT]
-        chain[at.CHAIN_OWN, number] = node[at.NODE_OWN]
-        chain[at.CHAIN_PARENT, number] = parent
+        rows = node[at.NODE_EVIDENCE], node[at.NODE_CONTEXT], node[at.NODE_OWN]
+        chain_token(state.chain[slot], number, node[at.NODE_TOKEN], rows[0], rows[1], rows[2], parent)

@@ -98,7 +98,7 @@ class FieldParser:
             fields, rest = arguments.split(extra_args)
             options, references, tenant = parse_request_fields(
                 fields,
-                tokenize=partial(self._tokenizer, most=settings.limits.max_reference_tokens),
+                tokenize=partial(self._tokenizer, max_tokens=settings.limits.max_reference_tokens),
                 vocab_size=self._vocab_size,
                 limits=settings.limits,
                 proposers=self._proposers,

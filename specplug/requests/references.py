@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specplug.errors import RequestError, SpecplugError, quote
-from specplug.text.normalized import normalized
+from specplug.text.retokenized import normalized
 from specplug.types.request import Reference
 
 Ids = npt.NDArray[np.integer]

@@ -35,8 +35,8 @@ class RequestTokenizer:
                 self._own.model_max_length = sys.maxsize  # references may be longer than the context: no warning
         return self._own
 
-    def __call__(self, text: str, most: int = sys.maxsize) -> npt.NDArray[np.int32]:
-        """Return [n] int32; once there are more than `most`, the rest of the text is not tokenized.
+    def __call__(self, text: str, max_tokens: int = sys.maxsize) -> npt.NDArray[np.int32]:
+        """Return [n] int32; once there are more than `max_tokens`, the rest of the text is not tokenized.
 
         A long text is cut at the ends of lines (see `pieces`).  The tokens at a cut may differ from those
         of the whole text, which costs a draft token or two there.
@@ -52,8 +52,8 @@ class RequestTokenizer:
         ids = [np.empty(0, dtype=np.int32)]
         for piece in pieces(text):
             ids.append(np.array(tokenizer.encode(piece, add_special_tokens=False), dtype=np.int32))
-            most -= len(ids[-1])
-            if most < 0:
+            max_tokens -= len(ids[-1])
+            if max_tokens < 0:
                 break
         return np.concatenate(ids)
 

@@ -95,3 +95,14 @@ def _meeting(tokens: Sequence[int], body: Sequence[int], end: int, own_end: int)
         end = end - 1
         own_end = own_end - 1
     return end, own_end
+
+
+NO_BREAK_SPACE = "\u00a0"
+
+
+def normalized(text: str) -> str:
+    """Return a text in the form in which models write it: new lines for CRLF, and spaces for no-break ones.
+
+    Models write the former even when they quote the latter, and a draft would be rejected at each of them.
+    """
+    return text.replace("\r\n", "\n").replace(NO_BREAK_SPACE, " ")

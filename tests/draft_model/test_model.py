@@ -115,10 +115,10 @@ def test_rows_without_new_tokens_and_those_left_out_stay_as_they_are(folders: Ma
 
 def test_the_caches_are_allocated_once(folders: Mapping[str, str]) -> None:
     rig = Rig(folders["mixed qwen2"], max_length=40)
-    before = [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in rig.model._cache.layers]
+    before = [stored.data_ptr() for stored in rig.model._cache.stored()]
     rig.forward({0: (0, 40), 3: (0, 1)})
-    assert [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in rig.model._cache.layers] == before
-    assert {tuple(layer.keys.shape[:2]) for layer in rig.model._cache.layers} == {(TEXTS, 41)}
+    assert [stored.data_ptr() for stored in rig.model._cache.stored()] == before
+    assert {(len(stored), stored.shape[2]) for stored in rig.model._cache.stored()} == {(TEXTS, 41)}
 
 
 def test_a_text_is_no_longer_than_the_model_takes(folders: Mapping[str, str]) -> None:
@@ -137,7 +137,7 @@ def test_layers_that_keep_a_state_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         PluginError, match=r"cannot draft with this model; found.*conv.*expected full_attention.*Choose"
     ):
-        DraftModel(save("convolutions", tmp_path), max_texts=1, max_length=8, device=CPU)
+        DraftModel(save("convolved lfm2", tmp_path), max_texts=1, max_length=8, device=CPU)
 
 
 def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from specplug.draft_model.pairing import TokenizerPair
 from specplug.errors import SettingsError
 from specplug.text.translate.tables import intersect
 from specplug.tools.demo import model_path
-from tests.text.translate.tools import library
+from tests.text.translate.tools import ids_of, library
 
 SIZE, OTHER = 2048, 1024
 
@@ -50,7 +50,7 @@ def test_a_draft_model_with_fewer_logits_than_the_tokenizer_has_ids_is_translate
 
 def test_ids_of_one_tokenizer_are_translated_as_they_are():
     table = TokenizerPair.of(tokenizer("tiny"), tokenizer("tiny-draft"), 2304, 2100).table()
-    assert [table.of_id(token) for token in (0, 5, 2047)] == [[0], [5], [2047]]
+    assert [ids_of(table, token) for token in (0, 5, 2047)] == [[0], [5], [2047]]
     assert set(table.counts[2048:].tolist()) == {-1}
 
 
@@ -63,7 +63,7 @@ def test_two_tokenizers_are_translated_between():
     assert len(pair.intersection.to_draft) == 2304
     assert 0 < len(shared(pair.intersection.to_target)) < OTHER
     text, table = "def añadir(x):\n    return x", pair.table()
-    ids = [each for token in target.encode(text, add_special_tokens=False) for each in table.of_id(token)]
+    ids = [each for token in target.encode(text, add_special_tokens=False) for each in ids_of(table, token)]
     assert draft.decode(ids) == text
 
 

@@ -16,7 +16,7 @@ from specplug.draft_model.pairing import TokenizerPair
 from specplug.draft_model.segments import BYTES_PER_ID, Segmenter, Segments
 from specplug.text.fingerprint import fingerprint_texts
 from specplug.text.translate.tables import LONGEST_PIECE, NEVER, Splits, ids_by_piece, intersect, match_controls
-from tests.text.translate.tools import vocabulary
+from tests.text.translate.tools import bytes_of, vocabulary
 
 PAIRS = [("byte_level", "tekken"), ("tekken", "byte_level"), ("byte_fallback", "byte_level"), ("spm3", "byte_fallback")]
 PAIRS_WITH_GAPS = [("gaps", "tekken"), ("no_fallback", "byte_level"), ("normalising", "gaps"), ("added", "no_fallback")]
@@ -85,7 +85,7 @@ class Found:
             following = b"" if token is None else (self.target.pieces[token] or b"<")
             tokens = self.written(part, following)
             found += tokens
-            if self.target.bytes_of(tokens) != part:
+            if bytes_of(self.target, tokens) != part:
                 return found
             found += [] if token is None else [token]
         return found
@@ -190,7 +190,7 @@ def test_a_text_of_the_draft_is_one_of_the_target(target: str, draft: str) -> No
         drafted = it.draft.encode(text)[:NUM_DRAFTED]
         tokens = it.find([drafted], num_tokens=60)
         ids = it.ids(tokens)
-        assert it.target.bytes_of(ids) == it.draft.bytes_of(drafted)
+        assert bytes_of(it.target, ids) == bytes_of(it.draft, drafted)
         logs = tokens.probabilities[0, : len(ids)].log().sum()
         assert float(logs) == pytest.approx(len(drafted) * math.log(0.5))
         assert tokens.is_last[0, : len(ids)].tolist() == [False] * (len(ids) - 1) + [True]
@@ -201,7 +201,7 @@ def test_the_draft_ends_before_what_no_token_spells() -> None:
     drafted = it.draft.encode("the time\x00 of")
     tokens = it.find([drafted])
     ids = it.ids(tokens)
-    assert it.target.bytes_of(ids) == b"the time"
+    assert bytes_of(it.target, ids) == b"the time"
     assert not tokens.is_last[0, : len(ids)].any()
 
 
@@ -224,7 +224,7 @@ def test_texts_are_written_as_the_targets_tokenizer_does(name: str, least: float
         for begin in range(0, len(words), 8):
             part = " ".join(words[begin : begin + 8])
             expected = it.target.encode(part)
-            if it.target.bytes_of(expected) == part.encode():
+            if bytes_of(it.target, expected) == part.encode():
                 found = it.written(part.encode(), b"")
                 total += len(expected)
                 same += sum(one == other for one, other in zip(expected, found, strict=False))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from specplug.draft_model.texts import NO_REQUEST, DraftTexts, Running
 from specplug.text.translate.tables import TokenLists
+from tests.text.translate.tools import ids_of
 
 LENGTH, ROWS, DRAFTED, SLOTS = 64, 3, 4, 5
 TABLE = TokenLists.of([[1], [2, 3], [], [4, 5, 6], None, [7], [8, 9]])  # the fifth id is of no token
@@ -34,7 +35,7 @@ class Plain:
             token = self.tokens[place]
             if token == WRONG:
                 break
-            ids = [] if place < len(SKIPPED) and token == SKIPPED[place] else TABLE.of_id(token)
+            ids = [] if place < len(SKIPPED) and token == SKIPPED[place] else ids_of(TABLE, token)
             if len(new) + len(ids) > growth:
                 break
             new += ids
@@ -180,7 +181,7 @@ def test_ids_of_tokens_are_counted() -> None:
 
 def test_one_tokenizers_ids_are_their_own() -> None:
     table = TokenLists.identity(3, 5)
-    assert [table.of_id(token) for token in range(3)] == [[0], [1], [2]]
+    assert [ids_of(table, token) for token in range(3)] == [[0], [1], [2]]
     assert table.counts.tolist() == [1, 1, 1, -1, -1]
     assert table.mean_length == 1.0
     assert np.isclose(TokenLists.of([[1], [1, 2, 3]]).mean_length, np.sqrt(2))

@@ -9,42 +9,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, Lfm2Config, Lfm2ForCausalLM
+from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
 
 from tests.transformers import toys
 
 CPU = torch.device("cpu")
 VOCAB, WINDOW, CONTEXT = toys.VOCAB, toys.WINDOW, toys.CONTEXT
 
-_SHAPE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": CONTEXT,
-    "initializer_range": 0.3,
-}
-_BUILDERS = {
-    "mixed gemma3": lambda: Gemma3ForCausalLM(
-        Gemma3TextConfig(
-            **_SHAPE,
-            num_hidden_layers=3,
-            head_dim=8,
-            sliding_window=WINDOW,
-            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-        )
-    ),
-    "convolutions": lambda: Lfm2ForCausalLM(
-        Lfm2Config(**_SHAPE, num_hidden_layers=2, layer_types=["conv", "full_attention"])
-    ),
-}
+
+def _gemma3() -> Any:
+    shape = {name: value for name, value in toys.SHAPE.items() if not name.endswith("_token_id")}
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    more = {"num_hidden_layers": 3, "head_dim": 8, "sliding_window": WINDOW, "layer_types": kinds}
+    return Gemma3ForCausalLM(Gemma3TextConfig(**{**shape, **more}))
 
 
 def save(name: str, folder: Path) -> str:
     """Save a tiny random model, of this module or of `toys`; return its folder."""
     torch.manual_seed(7)
-    model = _BUILDERS[name]() if name in _BUILDERS else toys.build_model(name)
+    model = _gemma3() if name == "mixed gemma3" else toys.build_model(name)
     model.save_pretrained(folder)
     return str(folder)
 

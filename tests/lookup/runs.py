@@ -115,7 +115,7 @@ class Run:
             tensor[:] = torch.from_numpy(values)
 
     def step(self) -> dict[str, Any]:
-        """Step; return all that was written."""
+        """Step; return all that was written, in memory that the next step writes to."""
         random = self.random
         slots = random.sample(range(self.slots), random.randint(1, self.slots))
         generations = [self.generations[slot] - (random.random() < 0.05) for slot in slots]
@@ -148,7 +148,7 @@ class Run:
         written = {**self.state._asdict(), **{f"draft {name}": it for name, it in drafts._asdict().items()}}
         scratch = {name: torch.empty(0) for name in ("candidates", "nodes", "corpus", "segments", "corpus_matches")}
         scratch["matches"] = matches
-        return {name: tensor.clone() for name, tensor in {**written, "texts": self.texts, **scratch}.items()}
+        return {**written, "texts": self.texts, **scratch}
 
     def source(self, slots: list[int]) -> at.Source:
         """Return the rows' new tokens in a window, at times more or fewer than are new.
@@ -205,24 +205,73 @@ class Run:
         else:
             self.begin(slot)
 
-    def steps(self, count: int) -> list[dict[str, Any]]:
-        """Return what each of the next steps wrote."""
-        found = []
+    def go_on(self) -> dict[str, Any]:
+        """Step after some of what happens between steps; see `step`."""
+        for _ in range(self.random.choice([0, 0, 1, 2])):
+            self.remember()
+        if self.random.random() < 0.1:
+            self.begin(self.random.randrange(self.slots))
+        if self.random.random() < 0.1:
+            storage.halve(self.state)
+        if self.random.random() < 0.02:
+            storage.clear(self.state)
+        return self.step()
+
+    def steps(self, count: int) -> None:
+        """Go on for so many steps."""
         for _ in range(count):
-            for _ in range(self.random.choice([0, 0, 1, 2])):
-                self.remember()
-            if self.random.random() < 0.1:
-                self.begin(self.random.randrange(self.slots))
-            if self.random.random() < 0.1:
-                storage.halve(self.state)
-            if self.random.random() < 0.02:
-                storage.clear(self.state)
-            found.append(self.step())
-        return found
+            self.go_on()
 
 
-def assert_equal(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
-    """Raise at the first difference."""
-    for number, (left, right) in enumerate(zip(one, other, strict=True)):
+class Trapped(Run):
+    """A run in which each row's step is made twice: once more with some tokens changed.
+
+    These are tokens that the row may draft from if `own`, otherwise all others.
+
+    Attributes:
+        changed: rows with other drafts.
+    """
+
+    def __init__(self, *args: Any, own: bool, **options: Any) -> None:
+        self.own, self.changed = own, 0
+        super().__init__(*args, **options)
+
+    def step(self) -> dict[str, Any]:
+        """Draft for each row, with the memory as it is and with changed tokens."""
+        for slot in range(self.slots):
+            other = at.State(*(tensor.clone() for tensor in self.state))._replace(**self.planted(slot))
+            source = self.source([slot])
+            steps = (self.state, self.texts), (other, self.texts.clone())
+            found = [self.drafted(state, texts, slot, source) for state, texts in steps]
+            self.changed += not all(map(torch.equal, *found))
+            self.known[slot] = self.lengths[slot]
+            self.extend(slot, self.path(at.Drafts(*found[0][:5]), 0))
+        return {}
+
+    def planted(self, slot: int) -> dict[str, torch.Tensor]:
+        """Return the ring with other tokens."""
+        owners = self.state.owners
+        may_read = (owners == self.owners[slot]) | (owners == self.state.slots[slot, at.GROUP])
+        granules = may_read if self.own else ~may_read
+        noise = torch.randint(0, self.tokens, self.state.ring.shape, dtype=torch.int32)
+        return {"ring": torch.where(granules.repeat_interleave(at.GRANULE), noise, self.state.ring)}
+
+    def drafted(self, state: at.State, texts: torch.Tensor, slot: int, source: at.Source) -> list[torch.Tensor]:
+        """Return all that a step of one row writes."""
+        facts = self.generations[slot], self.lengths[slot], 99
+        rows = at.Rows(torch.tensor([slot]), *(torch.tensor([it], dtype=torch.int32) for it in facts))
+        drafts = storage.drafts_of(1, self.draft_length, trees=self.trees)
+        for name, more in (("ingest", (source, True)), ("scan", ()), ("search", ()), ("draft", (drafts, 100))):
+            self.call(name, state, texts, rows, *more)
+        return [*drafts, state.slots, state.chain, state.voted, state.counts]
+
+
+def assert_equal_steps(one: Run, other: Run, count: int) -> int:
+    """Let two runs go on, and compare what each step writes; return the longest draft."""
+    longest = 0
+    for number in range(count):
+        left, right = one.go_on(), other.go_on()
         for name in left:
             assert torch.equal(left[name], right[name]), (number, name, (left[name] != right[name]).nonzero()[:9])
+        longest = max(longest, int(left["draft lengths"].max()))
+    return longest

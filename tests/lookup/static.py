@@ -12,7 +12,7 @@ import torch
 from specplug.lookup import corpora
 from specplug.lookup import layout as at
 from specplug.lookup.corpora import Segment
-from tests.lookup.runs import Run
+from tests.lookup.runs import Run, Trapped
 
 TENANTS = ("one", "two", "three")
 NAMES = ("a", "b", "c")
@@ -113,3 +113,21 @@ class Served(Run):
             first = random.randrange(len(text))
             self.extend(random.randrange(self.slots), text[first : first + random.randint(1, 70)].tolist())
         return super().step()
+
+
+class TrappedTenants(Trapped, Served):
+    """A trapped run in which other tokens and places stand in a tenant's segments, or in all others'."""
+
+    def __init__(self, *args: Any, own: bool) -> None:
+        super().__init__(*args, own=own, copied=True)
+
+    def planted(self, slot: int) -> dict[str, torch.Tensor]:
+        tenant = int(self.state.scopes[slot, at.TENANT])
+        changed = self.state.corpus.clone()
+        for number in range(1, len(self.state.tenants) - 1):
+            first, end = self.state.tenants[number : number + 2].tolist()
+            for text, length, places, count, *_ in self.state.segments[first:end].tolist():
+                for begin, stop in ((text + 1, text + length - 1), (places, places + count)):
+                    if (number == tenant) == self.own:
+                        changed[begin:stop] = torch.randint(0, self.tokens, (stop - begin,), dtype=torch.int32)
+        return {"corpus": changed}

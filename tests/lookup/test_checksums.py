@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specplug.lookup import compiled, counts, plain, storage
 from specplug.lookup import layout as at
-from specplug.lookup.checksums import checksums
+from specplug.lookup.storage import checksums
 from specplug.types.tensors import checksum
 from tests.lookup.runs import Run
 
@@ -48,6 +48,7 @@ def after_steps(seed: int) -> Run:
     return run
 
 
+@settings(max_examples=50)
 @given(st.integers(0, 1 << 32), st.data())
 def test_any_single_difference_shows_in_its_sum(seed: int, data: st.DataObject) -> None:
     run = after_steps(seed)
@@ -71,6 +72,7 @@ def test_any_single_difference_shows_in_its_sum(seed: int, data: st.DataObject) 
     assert [part for part in before if before[part] != after[part]] == [name]
 
 
+@settings(max_examples=50)
 @given(st.integers(0, 1 << 32))
 def test_slots_numbers_generations_and_other_slots_do_not_matter(seed: int) -> None:
     run = after_steps(seed)

@@ -1,4 +1,4 @@
-"""Drafts from corpora: the forms are equal, and no tenant's tokens are drafted for another."""
+"""Drafts from corpora, by examples in the reference and in the form for CPUs."""
 
 from __future__ import annotations
 
@@ -14,91 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.errors import ContractError
-from specplug.lookup import compiled, corpora, plain, storage
-from specplug.lookup import layout as at
+from specplug.lookup import compiled, corpora, plain
 from specplug.lookup.corpora import Segment
-from tests.lookup.runs import assert_equal
-from tests.lookup.static import Served, some_segment
 from tests.lookup.static import segment_of as segment
+from tests.lookup.static import some_segment
 from tests.lookup.talk import Talk
 
 LONG = [*range(10, 40)]
-
-
-@settings(max_examples=60)
-@given(st.integers(0, 1 << 32), st.booleans(), st.booleans())
-def test_the_form_for_cpus_is_the_reference_in_any_order_of_rows(seed: int, opposite: bool, copied: bool) -> None:
-    expected = Served(Random(seed), plain)
-    found = Served(Random(seed), compiled, opposite=opposite, copied=copied)
-    for _ in range(3):
-        assert_equal(expected.steps(8), found.steps(8))
-        expected.scramble()
-        found.scramble()
-
-
-class Trapped(Served):
-    """A run in which each row's step is made twice: once more with other tokens and places in some segments.
-
-    Attributes:
-        changed: rows with other drafts.
-    """
-
-    def __init__(self, *args: Any, own: bool) -> None:
-        self.own, self.changed = own, 0
-        super().__init__(*args, copied=True)
-
-    def step(self) -> dict[str, Any]:
-        """Draft for each row, with the segments as they are and with a tenant's, or all others', changed."""
-        for slot in range(self.slots):
-            tenant = int(self.state.scopes[slot, at.TENANT])
-            spans = self.spans()
-            changed = self.state.corpus.clone()
-            for number, first, end in spans:
-                if (number == tenant) == self.own:
-                    changed[first:end] = torch.randint(0, self.tokens, (end - first,), dtype=torch.int32)
-            other = at.State(*(tensor.clone() for tensor in self.state))._replace(corpus=changed)
-            source, texts = self.source([slot]), self.texts.clone()
-            steps = (self.state, self.texts), (other, texts)
-            found = [self.drafted(state, text, slot, source) for state, text in steps]
-            self.changed += not all(map(torch.equal, *found))
-            self.known[slot] = self.lengths[slot]
-            self.extend(slot, self.path(at.Drafts(*found[0][:5]), 0))
-        return {}
-
-    def spans(self) -> list[tuple[int, int, int]]:
-        """Return the tenant's number, and the begin and end in `corpus`, of each segment's text and places."""
-        found = []
-        for number in range(1, len(self.state.tenants) - 1):
-            first, end = self.state.tenants[number : number + 2].tolist()
-            for text, length, places, count, *_ in self.state.segments[first:end].tolist():
-                found += [(number, text + 1, text + length - 1), (number, places, places + count)]
-        return found
-
-    def drafted(self, state: at.State, texts: torch.Tensor, slot: int, source: at.Source) -> list[torch.Tensor]:
-        """Return all that a step of one row writes."""
-        facts = self.generations[slot], self.lengths[slot], 99
-        rows = at.Rows(torch.tensor([slot]), *(torch.tensor([it], dtype=torch.int32) for it in facts))
-        drafts = storage.drafts_of(1, self.draft_length, trees=self.trees)
-        for name, more in (("ingest", (source, True)), ("scan", ()), ("search", ()), ("draft", (drafts, 100))):
-            self.call(name, state, texts, rows, *more)
-        return [*drafts, state.slots, state.chain, state.voted, state.counts]
-
-
-@settings(max_examples=25)
-@given(st.integers(0, 1 << 32))
-def test_other_tenants_tokens_change_no_draft(seed: int) -> None:
-    run = Trapped(Random(seed), compiled, own=False)
-    run.steps(15)
-    assert run.changed == 0
-
-
-def test_the_trap_springs_for_a_tenant_s_own_tokens() -> None:
-    changed = 0
-    for seed in range(10):
-        run = Trapped(Random(seed), compiled, own=True)
-        run.steps(15)
-        changed += run.changed
-    assert changed > 20
 
 
 class Reader(Talk):
@@ -118,12 +40,6 @@ class Reader(Talk):
         self.begin(0, text)
         corpora.assign(self.state, torch.tensor([0]), [self.numbers.known_numbers(tenant, named)])
         return self.draft(0)
-
-
-@pytest.fixture(params=[plain, compiled], ids=["plain", "compiled"])
-def form(request: pytest.FixtureRequest) -> ModuleType:
-    found: ModuleType = request.param
-    return found
 
 
 def test_a_tenant_s_segments_are_drafted_from_and_named_as_the_source(form: ModuleType) -> None:

@@ -7,31 +7,39 @@ from types import ModuleType
 import pytest
 import torch
 
-from specplug.lookup import candidates, compiled, counts, plain, storage
+from specplug.lookup import candidates, counts, storage
 from specplug.lookup import layout as at
 from tests.lookup.talk import Talk
 
 SONG = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
-@pytest.fixture(params=[plain, compiled], ids=["plain", "compiled"])
-def form(request: pytest.FixtureRequest) -> ModuleType:
-    found: ModuleType = request.param
-    return found
-
-
-def test_the_newest_of_the_longest_matches_is_continued_into_the_draft(form: ModuleType) -> None:
+@pytest.mark.parametrize(
+    ("responses", "text", "expected", "source"),
+    [
+        # of own text, the newest of the longest matches is continued into the draft
+        ([], [1, 2, 3, 9, 2, 3, 8, 2, 3], [8, 2, 3, 8, 2, 3, 8, 2], 0),
+        ([], [1, 2, 3, 9, 2, 3, 8, 1, 2, 3], [9, 2, 3, 8, 1, 2, 3, 9], 0),
+        ([], [5, 5, 5], [5] * 8, 0),
+        ([], [5], [], 0),
+        ([], [5, -1, -1], [], 0),
+        ([], [4, 6, -1, 4, -1, 5, 4], [], 0),
+        # a response is found by one token, and by its prompt, which is not drafted
+        ([([], [1, 2, 3, 4])], [9, 1, 2], [3, 4], 2),
+        ([([], [1, 2, 3, 4])], [7, 8, 9, 7, 8], [9, 7, 8, 9, 7, 8, 9, 7], 0),
+        ([([], SONG)], [50, 8], [9], 2),
+        ([([1, 2, 3, 4], [5, 6, 7])], [9, 3, 4], [5, 6, 7], 2),
+        ([([1, 2, 3, 4], [5, 6, 7])], [9, 1, 2], [], 2),
+    ],
+)
+def test_what_is_continued(
+    form: ModuleType, responses: list[tuple[list[int], list[int]]], text: list[int], expected: list[int], source: int
+) -> None:
     talk = Talk(form)
-    for text, expected in (
-        ([1, 2, 3, 9, 2, 3, 8, 2, 3], [8, 2, 3, 8, 2, 3, 8, 2]),
-        ([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], [9, 2, 3, 8, 1, 2, 3, 9]),
-        ([5, 5, 5], [5] * 8),
-        ([5], []),
-        ([5, -1, -1], []),
-        ([4, 6, -1, 4, -1, 5, 4], []),
-    ):
-        talk.begin(0, text)
-        assert talk.draft(0) == expected, text
+    for number, (prompt, response) in enumerate(responses):
+        talk.remember(1, response, number, prompt)
+    talk.begin(0, text, 1)
+    assert (talk.draft(0), talk.sources) == (expected, [source] * len(expected))
 
 
 def test_a_match_ends_at_its_text_s_first_token_and_at_64_tokens(form: ModuleType) -> None:
@@ -49,36 +57,16 @@ def test_a_match_ends_at_its_text_s_first_token_and_at_64_tokens(form: ModuleTyp
     assert views.matches[0, 0] & 0xFFFF == 141  # the older place matches as many
 
 
-def test_sources_are_named(form: ModuleType) -> None:
-    talk = Talk(form)
-    talk.remember(1, [1, 2, 3, 4], 0)
-    talk.begin(0, [9, 1, 2], 1)
-    assert (talk.draft(0), talk.sources) == ([3, 4], [2, 2])
-    talk.begin(0, [7, 8, 9, 7, 8], 1)
-    assert (talk.draft(0, 3), talk.sources) == ([9, 7, 8], [0, 0, 0])
-
-
 def test_a_response_is_found_by_one_token_unless_four_match_in_another(form: ModuleType) -> None:
     talk = Talk(form)
     talk.remember(1, SONG, 0)
     talk.remember(1, [20, 6, 30, 31], 0)
-    talk.begin(0, [50, 8], 1)
-    assert talk.draft(0) == [9]
     talk.begin(0, [3, 4, 5, 6], 1)
     assert talk.draft(0) == [7, 8, 9]
     assert (talk.state.voted[0, 0] == 30).sum() == 0
     talk.begin(0, [50, 6], 1)
     talk.draft(0)
     assert (talk.state.voted[0, 0] == 30).sum() == 1
-
-
-def test_a_response_is_found_by_its_prompt_and_its_prompt_is_not_drafted(form: ModuleType) -> None:
-    talk = Talk(form)
-    talk.remember(1, [5, 6, 7], 0, prompt=[1, 2, 3, 4])
-    talk.begin(0, [9, 3, 4], 1)
-    assert talk.draft(0) == [5, 6, 7]
-    talk.begin(0, [9, 1, 2], 1)
-    assert talk.draft(0) == []
 
 
 def test_old_responses_are_dead(form: ModuleType) -> None:
@@ -222,6 +210,6 @@ def test_large_counts_are_halved(form: ModuleType) -> None:
 
 def test_memory_is_as_much_as_promised() -> None:
     """25 MB beside the texts for 256 slots and a ring of a million tokens, at most 24 bytes a response token."""
-    large, small = (storage.memory_size(256, 8192, 15, 1 << bits) for bits in (20, 19))
+    large, small = (sum(it.nbytes for it in storage.allocate(256, 8192, 15, 1 << bits, "meta")) for bits in (20, 19))
     assert large <= 25e6
     assert (large - small) / (1 << 19) <= 24

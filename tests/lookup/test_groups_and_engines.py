@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from types import ModuleType
 
-import pytest
 import torch
 
-from specplug.lookup import compiled, counts, plain, storage
+from specplug.lookup import counts, storage
 from specplug.lookup import layout as at
 from tests.lookup.talk import ROOM, Talk
 
 SONG = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-
-
-@pytest.fixture(params=[plain, compiled], ids=["plain", "compiled"])
-def form(request: pytest.FixtureRequest) -> ModuleType:
-    found: ModuleType = request.param
-    return found
 
 
 def test_withdrawn_tokens_are_cut_and_replaced_ones_judge_nothing(form: ModuleType) -> None:

@@ -42,15 +42,19 @@ def tokenizer(name: str = "tiny") -> Any:
 
 
 WEIGHTS, PAIR, TOKENIZER = map(functools.cache, (model._load, TokenizerPair.of, load_tokenizer))
-"""What is read once for all tests."""
+
+
+def read_once(patch: pytest.MonkeyPatch) -> None:
+    """Let draft models and tokenizers be read once for all tests."""
+    patch.setattr(model, "_load", WEIGHTS)
+    patch.setattr(TokenizerPair, "of", PAIR)
+    patch.setattr(loading, "load_tokenizer", TOKENIZER)
 
 
 def build(context: PluginContext, *, on_host: bool = True) -> CrossTok:
     """Build the proposer for a target whose tokenizer is that of "tiny"."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "_load", WEIGHTS)
-        patch.setattr(TokenizerPair, "of", PAIR)
-        patch.setattr(loading, "load_tokenizer", TOKENIZER)
+        read_once(patch)
         return CrossTok(replace(context, target_tokenizer=tokenizer()), on_host=on_host)
 
 

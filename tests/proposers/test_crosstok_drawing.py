@@ -26,11 +26,15 @@ def common(confidence: Tensor | None = None) -> Common:
     return Common(torch.tensor(COMMON), is_used, draws_always if confidence is None else confidence)
 
 
-def chosen(logits: Tensor, *, restricted: bool = False, heat: float = 0.0, confidence: Tensor | None = None) -> NextIds:
+def chosen(
+    logits: Tensor, *, restricted: bool = False, temperature: float = 0.0, confidence: Tensor | None = None
+) -> NextIds:
     """Choose for equal rows [R, V], with random numbers that cover [0, 1) evenly."""
     count = len(logits)
-    numbers = (torch.arange(count, dtype=torch.float64) + 0.5) / count if heat else None
-    return choose(common(confidence), torch.full((count,), restricted), torch.full((count,), heat), logits, numbers)
+    numbers = (torch.arange(count, dtype=torch.float64) + 0.5) / count if temperature else None
+    return choose(
+        common(confidence), torch.full((count,), restricted), torch.full((count,), temperature), logits, numbers
+    )
 
 
 def rows(count: int, seed: int = 0) -> Tensor:
@@ -47,13 +51,13 @@ def test_a_greedy_row_takes_the_most_probable_id(seed):
         assert float(found.probabilities) == pytest.approx(float(logits[0, list(ids)].softmax(0).max()))
 
 
-@pytest.mark.parametrize("heat", [0.4, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 2.0])
 @pytest.mark.parametrize("restricted", [False, True])
-def test_draws_follow_the_stated_distribution(heat, restricted):
-    found = chosen(rows(GRID, 1), heat=heat, restricted=restricted)
+def test_draws_follow_the_stated_distribution(temperature, restricted):
+    found = chosen(rows(GRID, 1), temperature=temperature, restricted=restricted)
     assert found.is_common.all()
     assert torch.equal(found.logits, rows(GRID, 1)[:, COMMON])
-    stated = torch.softmax(found.logits[0] / heat, 0)
+    stated = torch.softmax(found.logits[0] / temperature, 0)
     counts = torch.bincount(found.ids, minlength=VOCAB)[COMMON]
     assert counts.sum() == GRID
     torch.testing.assert_close(counts / GRID, stated, atol=2 / GRID, rtol=0)
@@ -68,8 +72,8 @@ def test_an_id_without_probability_is_not_drawn():
 
 def test_each_row_has_its_own_number_and_temperature():
     logits, numbers = torch.zeros(5, VOCAB), torch.tensor([0.1, 0.3, 0.6, 0.9, 0.9]).double()
-    heat = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0])
-    found = choose(common(), torch.zeros(5).bool(), heat, logits, numbers)
+    temperature = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0])
+    found = choose(common(), torch.zeros(5).bool(), temperature, logits, numbers)
     assert found.ids.tolist() == [*COMMON, 0], "a row without a temperature draws nothing"
     assert found.is_common.tolist() == [True] * 4 + [False]
 
@@ -82,10 +86,10 @@ def test_a_row_draws_where_that_is_accepted_as_often_as_text(drawn_rate, text_ra
     level, bucket = int(share_level(share)), int(bucket_of(logits[0].softmax(0).max()))
     confidence = torch.full((NUM_LEVELS + 1, NUM_BUCKETS), float("nan"))
     confidence[level, bucket], confidence[-1, bucket] = drawn_rate, text_rate
-    found = chosen(logits, heat=0.8, confidence=confidence)
+    found = chosen(logits, temperature=0.8, confidence=confidence)
     assert (found.is_common.tolist(), found.levels.tolist()) == ([drawn_rate >= text_rate], [level])
     assert drawn_rate >= text_rate or found.ids.tolist() == [int(logits[0].argmax())]
-    assert chosen(logits, heat=0.8, confidence=confidence, restricted=True).is_common.all()
+    assert chosen(logits, temperature=0.8, confidence=confidence, restricted=True).is_common.all()
 
 
 def test_levels_of_the_share():

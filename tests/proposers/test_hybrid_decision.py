@@ -10,7 +10,6 @@ import pytest
 from specplug.testing.batches import make_batch
 from specplug.types.request import EngineEvent, Lifecycle, Request, RequestEvent
 from specplug_hybrid import proposer
-from specplug_hybrid.proposer import _TRIED_EVERY
 from tests.proposers.hybrid_tools import DRAFT_LENGTH, Clock, Made, ids, rows
 from tests.steps.tools import draft_nothing
 
@@ -20,10 +19,14 @@ DRAFTED = rows([5, 6], [1, 2], [3, 4])
 SEVERAL = [[5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [3, 4]]
 
 
+TRIED_EVERY = 8
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(proposer, "time", made)
+    monkeypatch.setattr(proposer, "_TRIED_EVERY", TRIED_EVERY)
     return made
 
 
@@ -94,23 +97,23 @@ def test_it_does_not_run_where_no_row_gains(made, found):
         for _ in range(300):
             it.hybrid.gains.learn(slot, 0)
     it.hybrid.gains.learn(2, 4)
-    for _ in range(2 * _TRIED_EVERY):
+    for _ in range(2 * TRIED_EVERY):
         it.draft()
-    expected = [[0, 0, DRAFT_LENGTH]] * 2 * _TRIED_EVERY if found is FOUND else []
+    expected = [[0, 0, DRAFT_LENGTH]] * 2 * TRIED_EVERY if found is FOUND else []
     assert it.model.limits == expected
-    assert len(it.model.handed) == len(it.lookup.handed) == 2 * _TRIED_EVERY
+    assert len(it.model.handed) == len(it.lookup.handed) == 2 * TRIED_EVERY
 
 
 def test_it_does_not_run_where_it_does_not_pay_and_is_tried_again(made):
     it = made(FOUND, DRAFTED)
     it.hybrid.gains.step_seconds, it.hybrid.gains.model_seconds = 1e-3, 1e6
     ran = []
-    for _ in range(2 * _TRIED_EVERY + 4):
+    for _ in range(2 * TRIED_EVERY + 4):
         before = len(it.model.limits)
         drafted = ids(it.draft())
         ran.append(len(it.model.limits) > before)
         assert drafted == (SEVERAL if ran[-1] else [*SEVERAL[:2], []])
-    assert [step for step, it_ran in enumerate(ran) if it_ran] == [_TRIED_EVERY, 2 * _TRIED_EVERY + 1]
+    assert [step for step, it_ran in enumerate(ran) if it_ran] == [TRIED_EVERY, 2 * TRIED_EVERY + 1]
 
 
 @pytest.mark.parametrize(

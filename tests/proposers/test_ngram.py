@@ -142,7 +142,7 @@ def test_the_smallest_sizes_are_served(trees: bool, max_length: int) -> None:
     sizes = {"vocab_size": 4, "max_slots": 1, "max_length": max_length, "max_draft_length": 1}
     drafted = 0
     with Driver(spec("ngram", trees=trees), smallest, **sizes) as driver:
-        for _ in range(400 // max_length):
+        for _ in range(160 // max_length):
             driver.start("a", [1], isolation_key="us", references=[[1, 2, 3, 1]])
             while (length := len(driver.text("a"))) < max_length:
                 ids = driver.step(1).by_request()["a"].token_ids

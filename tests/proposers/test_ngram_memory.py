@@ -1,4 +1,4 @@
-"""The response memory of the n-gram proposer: what enters, when it is forgotten, and what stands beside it."""
+"""The response memory of the n-gram proposer: what enters, who reads it, and when it is forgotten."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specplug.types.request import EngineEventKind, Lifecycle
+from specplug.types.request import EngineEventKind, Lifecycle, RequestOptions
 from tests.proposers.ngram_tools import (
     BEGIN,
     PROMPT,
@@ -22,35 +22,43 @@ from tests.proposers.ngram_tools import (
 
 ANSWER = list(range(10, 40))
 
-# -- what enters -------------------------------------------------------------------------------------------------------
+# -- what enters, and who reads it; `tests.lookup.test_isolation` lets random requests try -----------------------------
+
+PRIVATE = {"options": RequestOptions(store=False)}
+KEYS = ("us", "", "them", "u", "us/", "US")
 
 
-def test_a_finished_response_is_drafted_from(make: Make) -> None:
-    driver = make()
-    assert not remembers(driver)
-    serve(driver)
-    assert remembers(driver)
+@pytest.mark.parametrize(
+    ("options", "first", "second", "expected"),
+    [
+        ({}, {}, {}, True),
+        # neither what did not finish, nor what nobody knows to have been seen, nor prompts
+        *[({}, {"ends": ends}, {}, False) for ends in (Lifecycle.ABORTED, Lifecycle.PREEMPTED, None)],
+        ({}, {"visible": None}, {}, False),
+        ({}, {"stated": [50, 51, 52], "prompt": [*PROMPT, *STATED]}, {}, False),
+        # requests that are not stored, and others' keys unless the server says so
+        ({}, PRIVATE, {}, False),
+        ({}, {}, PRIVATE, False),
+        *[({}, {"isolation_key": key}, {"isolation_key": it}, it == key) for key in KEYS[:2] for it in KEYS],
+        *[({"memory_scope": "server"}, {}, {"isolation_key": it}, True) for it in KEYS],
+        # a server without a memory
+        ({"memory_tokens": 0}, {}, {}, False),
+        ({"memory_tokens": 0}, {}, {"isolation_key": "first"}, False),
+    ],
+)
+def test_which_response_is_drafted_from_by_whom(
+    make: Make, options: dict[str, Any], first: dict[str, Any], second: dict[str, Any], expected: bool
+) -> None:
+    driver = make(**options)
+    assert not remembers(driver, **second)
+    serve(driver, **first)
+    assert remembers(driver, **second) is expected
 
 
 def test_a_running_response_is_nobodys_yet(make: Make) -> None:
     driver = make()
     driver.start("running", [*PROMPT, *STATED], isolation_key="us")
     driver.step(4)
-    assert not remembers(driver)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        *[{"ends": ends} for ends in (Lifecycle.ABORTED, Lifecycle.PREEMPTED, None)],
-        {"visible": None},
-        {"stated": [50, 51, 52], "prompt": [*PROMPT, *STATED]},
-    ],
-)
-def test_only_what_a_finished_response_is_known_to_have_shown_is_remembered(make: Make, fields: dict[str, Any]) -> None:
-    """Neither what did not finish, nor what nobody knows to have been seen, nor prompts."""
-    driver = make()
-    serve(driver, **fields)
     assert not remembers(driver)
 
 
@@ -93,13 +101,6 @@ def test_a_repeated_request_is_drafted_for_as_well_each_time(make: Make) -> None
 
 
 # -- when it is forgotten ----------------------------------------------------------------------------------------------
-
-
-def test_no_memory_keeps_nothing(make: Make) -> None:
-    driver = make(memory_tokens=0)
-    serve(driver)
-    assert not remembers(driver)
-    assert not remembers(driver, isolation_key="first")
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,27 @@ def drafted(driver: Driver) -> Any:
     return driver.step(4).by_request()["behind"]
 
 
-def test_the_output_of_a_request_on_the_same_prompt_is_drafted_from(make: Make) -> None:
-    driver = running(make)
+@pytest.mark.parametrize(
+    ("second", "ends", "expected"),
+    [
+        ({}, None, OUTPUT[2:]),
+        ({"isolation_key": "them"}, None, []),
+        ({"prompt": [*PROMPT, 90]}, None, []),
+        ({"options": RequestOptions(store=False)}, None, []),
+        ({"options": RequestOptions(group="another")}, None, []),
+        *[({}, ends, []) for ends in (Lifecycle.FINISHED, Lifecycle.ABORTED, Lifecycle.PREEMPTED)],
+    ],
+)
+def test_what_a_request_on_the_same_prompt_has_emitted_is_drafted_from_while_it_runs(
+    make: Make, second: dict[str, Any], ends: Lifecycle | None, expected: list[int]
+) -> None:
+    """Not by another isolation key's, or those that share nothing or are of another group."""
+    driver = running(make, **second)
+    if ends is not None:
+        driver.leave("ahead", ends)
     draft = drafted(driver)
-    assert list(draft.token_ids) == OUTPUT[2:]
-    assert source(driver, draft) == MEMORY
+    assert list(draft.token_ids) == expected
+    assert source(driver, draft) == (MEMORY if expected else None)
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -54,20 +70,6 @@ def test_a_place_without_a_continuation_gets_one_when_another_request_has_emitte
     assert list(drafted(driver).token_ids) == OUTPUT[2:]
 
 
-@pytest.mark.parametrize(
-    "second",
-    [
-        {"isolation_key": "them"},
-        {"prompt": [*PROMPT, 90]},
-        {"options": RequestOptions(store=False)},
-        {"options": RequestOptions(group="another")},
-    ],
-    ids=["another isolation key", "another prompt", "store: false", "another group"],
-)
-def test_others_do_not_draft_from_it(make: Make, second: dict[str, Any]) -> None:
-    assert drafted(running(make, **second)).token_ids == ()
-
-
 def test_a_named_group_may_have_any_prompts(make: Make) -> None:
     driver = make(memory_tokens=0)
     for name, prompt in (("ahead", PROMPT), ("behind", [90, 91])):
@@ -77,10 +79,3 @@ def test_a_named_group_may_have_any_prompts(make: Make) -> None:
     driver.step(4)
     driver.extend("behind", OUTPUT[:4])
     assert list(drafted(driver).token_ids) == OUTPUT[4:]
-
-
-@pytest.mark.parametrize("ends", [Lifecycle.FINISHED, Lifecycle.ABORTED, Lifecycle.PREEMPTED])
-def test_a_request_that_has_left_is_no_sibling(make: Make, ends: Lifecycle) -> None:
-    driver = running(make)
-    driver.leave("ahead", ends)
-    assert drafted(driver).token_ids == ()

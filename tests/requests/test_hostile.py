@@ -92,7 +92,7 @@ def test_a_salt_of_any_length_gives_a_short_key() -> None:
 def test_text_of_many_tokens_is_tokenized_no_further_than_the_limit() -> None:
     """Texts are admitted by their characters."""
     begin = time.process_time()
-    assert 100_000 < len(RequestTokenizer(Bytes)(RARE, most=100_000)) < 400_000
+    assert 100_000 < len(RequestTokenizer(Bytes)(RARE, max_tokens=100_000)) < 400_000
     assert time.process_time() - begin < SECONDS
     assert refusal(REFUSED["text of too many tokens"], **LIMITS).startswith("references of the request are too large")
     assert refusal(REFUSED["more JSON than can be within the limits"], **LIMITS).startswith(

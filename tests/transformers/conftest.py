@@ -13,6 +13,7 @@ import torch
 from specplug.plugins.registry import Registry
 from specplug.testing import g_test, judge_greedy
 from specplug_transformers import Engine, GenerateRequest, RequestOutput, SamplingParams
+from tests.proposers import crosstok_tools
 from tests.transformers import toys
 
 cached_model = functools.cache(toys.build_model)
@@ -24,6 +25,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    crosstok_tools.read_once(monkeypatch)
 
 
 @pytest.fixture
@@ -95,22 +101,22 @@ def requests_of(prompts: Sequence[Sequence[int]], **params: Any) -> list[Generat
     return [GenerateRequest(prompt=prompt, params=SamplingParams(**params)) for prompt in prompts]
 
 
-def kept_after(model: Any, text: Sequence[int], top_k: int, heat: float = 1.0) -> tuple[list[int], list[float]]:
+def kept_after(model: Any, text: Sequence[int], top_k: int, temperature: float = 1.0) -> tuple[list[int], list[float]]:
     """Return the tokens that top-k keeps after a text, most likely first, and their probabilities."""
     with torch.no_grad():
         top = model(input_ids=torch.tensor([list(text)])).logits[0, -1].double().topk(top_k)
-    return top.indices.tolist(), (top.values / heat).softmax(0).tolist()
+    return top.indices.tolist(), (top.values / temperature).softmax(0).tolist()
 
 
 def exact_distribution(
-    model: Any, prompt: Sequence[int], tokens: int, top_k: int, heat: float = 1.0
+    model: Any, prompt: Sequence[int], tokens: int, top_k: int, temperature: float = 1.0
 ) -> dict[tuple[int, ...], float]:
     """Return the probability of each possible output."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(tokens):
         longer = {}
         for output, prob in found.items():
-            for token, share in zip(*kept_after(model, [*prompt, *output], top_k, heat), strict=True):
+            for token, share in zip(*kept_after(model, [*prompt, *output], top_k, temperature), strict=True):
                 longer[*output, token] = prob * share
         found = longer
     assert abs(sum(found.values()) - 1) < 1e-9

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from specplug.interfaces import PluginContext, Proposer
 from specplug.plugins.specs import ProposerSpec
@@ -25,19 +24,7 @@ SAMPLES = 2048
 
 @functools.cache
 def tiny_model() -> Any:
-    """One layer with hidden size 16, and a distribution that is far from uniform and far from certain."""
-    torch.manual_seed(11)
-    config = LlamaConfig(
-        vocab_size=16,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        initializer_range=0.35,
-    )
-    return LlamaForCausalLM(config).eval()
+    return toys.one_layer(16, 11, 32)
 
 
 @functools.cache

@@ -27,6 +27,18 @@ def request(name, prompt=(5, 9, 33), max_tokens=12):
     )
 
 
+def limit_memory(monkeypatch, engine, fits) -> None:
+    """Let an engine's cache have no memory for so many rows and columns unless they fit."""
+    reserve = engine.runner.cache.reserve
+
+    def limited(rows, columns):
+        if not fits(rows, columns):
+            raise torch.OutOfMemoryError("planted")
+        reserve(rows, columns)
+
+    monkeypatch.setattr(engine.runner.cache, "reserve", limited)
+
+
 @pytest.mark.parametrize("victim", [0, 2, 4])
 def test_abort_a_running_or_waiting_request(make_engine, llama, victim):
     """The others go on undisturbed, also the one whose cache row moves."""
@@ -55,14 +67,7 @@ def test_one_line_says_what_starts(make_engine, caplog):
 def test_what_does_not_fit_waits_in_order_of_arrival(make_engine, llama, monkeypatch, short_of_memory):
     """For a slot, or for memory: the first comes first, and nobody who was admitted stops before the end."""
     engine = make_engine(proposer="recorder", max_num_seqs=8 if short_of_memory else 3, prefill_chunk=4)
-    reserve = engine.runner.cache.reserve
-
-    def reserve_three(rows, columns):
-        if rows > 3:
-            raise torch.OutOfMemoryError("planted")
-        reserve(rows, columns)
-
-    monkeypatch.setattr(engine.runner.cache, "reserve", reserve_three)
+    limit_memory(monkeypatch, engine, lambda rows, columns: rows <= 3)
     names = [engine.add(request(f"r{index}", prompt)) for index, prompt in enumerate(PROMPTS)]
     last = {output.request_id: output for output in engine.run()}
     assert_plain(llama, PROMPTS, [last[name] for name in names], 12)
@@ -74,14 +79,7 @@ def test_what_does_not_fit_waits_in_order_of_arrival(make_engine, llama, monkeyp
 
 def test_a_request_that_never_fits_is_named_and_the_others_go_on(make_engine, monkeypatch):
     engine = make_engine()
-    reserve = engine.runner.cache.reserve
-
-    def reserve_little(rows, columns):
-        if columns > 100:
-            raise torch.OutOfMemoryError("planted")
-        reserve(rows, columns)
-
-    monkeypatch.setattr(engine.runner.cache, "reserve", reserve_little)
+    limit_memory(monkeypatch, engine, lambda rows, columns: columns <= 100)
     for name, length in (("large", 150), ("small", 5)):
         engine.add(request(name, max_tokens=length))
     with pytest.raises(torch.OutOfMemoryError) as caught:
@@ -106,14 +104,9 @@ def test_the_end_of_a_prompt_beside_a_longer_chunk_of_another_fits(make_engine, 
 def test_a_request_alone_has_the_memory_of_many_that_ended(make_engine, monkeypatch):
     engine = make_engine()
     cache = engine.runner.cache
-    reserve = cache.reserve
-
-    def reserve_few(rows, columns):
-        if max(cache.size[0], rows) * max(cache.size[1], columns) > 400:
-            raise torch.OutOfMemoryError("planted")
-        reserve(rows, columns)
-
-    monkeypatch.setattr(cache, "reserve", reserve_few)
+    limit_memory(
+        monkeypatch, engine, lambda rows, columns: max(cache.size[0], rows) * max(cache.size[1], columns) < 700
+    )
     for index in range(8):
         engine.add(request(f"r{index}"))
     list(engine.run())
@@ -126,10 +119,10 @@ def test_a_request_has_the_memory_of_its_whole_text_from_the_start(make_engine):
     engine = make_engine(num_speculative_tokens=4)
     engine.add(request("a", max_tokens=30))
     engine.step()
-    shapes = [stored.shape for stored in engine.runner.cache._stored()]
+    shapes = [stored.shape for stored in engine.runner.cache.stored()]
     assert min(shape[2] for shape in shapes) >= 3 + 30 + 4
     list(engine.run())
-    assert [stored.shape for stored in engine.runner.cache._stored()] == shapes
+    assert [stored.shape for stored in engine.runner.cache.stored()] == shapes
 
 
 def test_events_come_in_order_with_their_place(make_engine):

@@ -117,7 +117,7 @@ def poison(engine: Engine) -> None:
     every dense attention.
     """
     computed = {state.row: state.computed for state in engine._running}
-    for stored in engine.runner.cache._stored():
+    for stored in engine.runner.cache.stored():
         for row in range(stored.shape[0]):
             stored[row, :, computed.get(row, 0) :] = 1e30
 
@@ -147,7 +147,7 @@ def test_what_overflowed_for_one_request_is_gone_for_the_next(make_engine):
     model = cached_model("llama")
     engine = make_engine(model, max_num_seqs=2)
     engine.generate(requests_of(PROMPTS[:2], max_tokens=10))
-    for stored in engine.runner.cache._stored():
+    for stored in engine.runner.cache.stored():
         stored[:, :, : engine.runner.cache._written] = torch.nan
     assert_plain(model, PROMPTS, engine.generate(requests_of(PROMPTS, max_tokens=10, ignore_eos=True)), 10)
 

@@ -58,6 +58,8 @@ def test_who_may_share(make_engine: Any) -> None:
     for tenant in (None, "a", "b"):
         fields = None if tenant is None else {"tenant": tenant}
         engine.generate([GenerateRequest(prompt=[5, 9, 33], params=SamplingParams(max_tokens=1), specplug=fields)])
-        keys.append(toys.Recorder.newest.events[-1].request.isolation_key)
+        request = toys.Recorder.newest.events[-1].request
+        assert request.tenant == tenant
+        keys.append(request.isolation_key)
     assert keys == [clients.isolation_key(tenant) for tenant in (None, "a", "b")]
     assert len(set(keys)) == len(keys)

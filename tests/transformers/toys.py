@@ -40,7 +40,7 @@ EOS = 1
 WINDOW = 16
 CONTEXT = 192
 
-_SHAPE = {
+SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -56,8 +56,8 @@ _SHAPE = {
 _MIXED = ["sliding_attention", "full_attention"]
 
 BUILDERS: dict[str, Callable[[], torch.nn.Module]] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SHAPE)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SHAPE)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
     "gpt2": lambda: GPT2LMHeadModel(
         GPT2Config(
             vocab_size=VOCAB,
@@ -71,14 +71,14 @@ BUILDERS: dict[str, Callable[[], torch.nn.Module]] = {
             pad_token_id=2,
         )
     ),
-    "sliding mistral": lambda: MistralForCausalLM(MistralConfig(**_SHAPE, sliding_window=WINDOW)),
+    "sliding mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=WINDOW)),
     "mixed qwen2": lambda: Qwen2ForCausalLM(
-        Qwen2Config(**_SHAPE, use_sliding_window=True, sliding_window=WINDOW, layer_types=_MIXED)
+        Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=WINDOW, layer_types=_MIXED)
     ),
     "mixed gemma2": lambda: Gemma2ForCausalLM(
-        Gemma2Config(**_SHAPE, head_dim=8, sliding_window=WINDOW, layer_types=_MIXED, tie_word_embeddings=False)
+        Gemma2Config(**SHAPE, head_dim=8, sliding_window=WINDOW, layer_types=_MIXED, tie_word_embeddings=False)
     ),
-    "convolved lfm2": lambda: Lfm2ForCausalLM(Lfm2Config(**_SHAPE, layer_types=["conv", "full_attention"])),
+    "convolved lfm2": lambda: Lfm2ForCausalLM(Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"])),
 }
 ATTENTION = [
     (name, kind) for name in BUILDERS for kind in ("sdpa", "eager") if (name, kind) != ("mixed gemma2", "sdpa")
@@ -94,6 +94,14 @@ def build_model(name: str, attention: str = "sdpa") -> torch.nn.Module:
     model.generation_config.eos_token_id = EOS
     model.generation_config.pad_token_id = 2
     return model
+
+
+def one_layer(vocab_size: int, seed: int, context: int, **config: bool) -> LlamaForCausalLM:
+    """Return a model of hidden size 16, whose distribution is far from uniform and far from certain."""
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    shape |= {"num_key_value_heads": 2, "max_position_embeddings": context, "vocab_size": vocab_size}
+    return LlamaForCausalLM(LlamaConfig(**shape, initializer_range=0.35, **config)).eval()
 
 
 def prompts(count: int, *, seed: int = 0, longest: int = 40) -> list[list[int]]:

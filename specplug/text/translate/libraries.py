@@ -64,7 +64,7 @@ def _mistral_tekken(name: str, library: Any, eos_id: int | None) -> Vocabulary:
     size = library.n_words
     specials = set(library.special_ids)
     controls = {token: str(library.id_to_piece(token)) for token in sorted(specials)}
-    pieces = tuple(b"" if token in specials else _tekken_bytes(library, token) for token in range(size))
+    pieces = tuple(b"" if token in specials else bytes(library.id_to_byte_piece(token)) for token in range(size))
     return Vocabulary(
         name, pieces, controls, byte_ids(enumerate(pieces)),
         lambda text: list(library.encode(text, bos=False, eos=False)),
@@ -75,10 +75,6 @@ def _mistral_tekken(name: str, library: Any, eos_id: int | None) -> Vocabulary:
 def _merges_by_id(pieces: Sequence[bytes]) -> dict[int, tuple[int, int]]:
     """Return the merges of a vocabulary in the order of which it merges any two tokens whose bytes are a token."""
     return {token: (token, 0) for token, piece in enumerate(pieces) if len(piece) > 1}
-
-
-def _tekken_bytes(library: Any, token: int) -> bytes:
-    return bytes(library.id_to_byte_piece(token))
 
 
 def _mistral_sentencepiece(name: str, library: Any, eos_id: int | None) -> Vocabulary:

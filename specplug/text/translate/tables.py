@@ -171,12 +171,6 @@ class TokenLists(NamedTuple):
         ids = np.arange(size, dtype=np.int64)
         return cls(ids, np.where(ids < num_known, 1, -1).astype(np.int64), ids)
 
-    def of_id(self, index: int) -> list[int]:
-        """Return the list of an id that has one."""
-        start = int(self.starts[index])
-        found: list[int] = self.values[start : start + int(self.counts[index])].tolist()
-        return found
-
     @property
     def mean_length(self) -> float:
         """About the average length of the lists in a text, 1 at least.

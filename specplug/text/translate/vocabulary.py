@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from specplug.errors import ContractError, SettingsError
+from specplug.errors import SettingsError
 
 ESCAPED = "surrogateescape"
 """The codec's error handler: text carries each byte that is no UTF-8 as a character of U+DC80 to U+DCFF."""
@@ -63,23 +63,6 @@ class Vocabulary:
     unk_id: int | None = None
     alters_text: bool = False
     merges: Mapping[int, tuple[int, int]] = field(default_factory=dict, repr=False)
-
-    def piece(self, token: int) -> bytes:
-        """Return an ordinary token's bytes.
-
-        Raises:
-            ContractError: no token has this id.
-        """
-        found = self.pieces[token] if 0 <= token < len(self.pieces) else b""
-        if not found:
-            raise ContractError.build(
-                "no token has this id", who=self.name, found=int(token), expected=f"an id of {len(self.pieces)}"
-            )
-        return found
-
-    def bytes_of(self, tokens: Iterable[int]) -> bytes:
-        """Return the bytes of ordinary tokens."""
-        return b"".join(map(self.piece, tokens))
 
     def spells(self, tokens: Iterable[int], text: str) -> bool:
         """Return whether tokens are ordinary ones whose bytes are exactly the text's."""

@@ -19,7 +19,7 @@ from specplug.corpus.documents import Document
 from specplug.corpus.store import Store
 from specplug.errors import SettingsError, TraceError
 from specplug.text.fingerprint import Fingerprint
-from specplug.text.normalized import normalized
+from specplug.text.retokenized import normalized
 from specplug.text.tokenizers import Tokenizer
 
 Ids = npt.NDArray[np.int32]

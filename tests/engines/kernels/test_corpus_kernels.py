@@ -13,9 +13,8 @@ import torch
 from specplug.lookup import compiled, corpora, corpus_search, layout, plain, storage
 from tests.engines.interpreted import imported_anew
 from tests.engines.kernels.test_lookup_kernels import MODULES
-from tests.lookup.runs import assert_equal
-from tests.lookup.static import Served, segment_of, some_segment
-from tests.lookup.test_corpora import Trapped
+from tests.lookup.runs import assert_equal_steps
+from tests.lookup.static import Served, TrappedTenants, segment_of, some_segment
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def test_the_kernels_are_the_reference_in_any_order_of_programs(kernels: ModuleT
             run.scramble()
     expected.form, found.form = plain, kernels
     found.memory = lambda tensors: tensors
-    assert_equal(expected.steps(3), found.steps(3))
+    assert_equal_steps(expected, found, 3)
 
 
 @pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
@@ -69,7 +68,7 @@ def test_anchors_are_those_of_the_reference(kernels: ModuleType, seed: int) -> N
 
 @pytest.mark.parametrize("seed", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_other_tenants_tokens_change_no_draft(kernels: ModuleType, seed: int) -> None:
-    run = Trapped(Random(seed), compiled, own=False)
+    run = TrappedTenants(Random(seed), compiled, own=False)
     run.steps(10)
     run.form, run.memory = kernels, lambda tensors: tensors
     run.steps(2)

@@ -12,7 +12,7 @@ from specplug.errors import SettingsError
 from specplug.text.fingerprint import fingerprint_texts
 from specplug.text.translate.libraries import byte_alphabet, read_vocabulary
 from specplug.tools.demo import model_path
-from tests.text.translate.tools import NAMES, library, own_encoding, vocabulary
+from tests.text.translate.tools import NAMES, bytes_of, library, own_encoding, vocabulary
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -20,7 +20,7 @@ def test_bytes_are_those_that_the_library_decodes_to(name):
     found, decode = vocabulary(name), library(name).decode
     for text in fingerprint_texts():
         ids = own_encoding(name, f"{text}\ue000")[len(found.prefix) :]
-        data = found.bytes_of(ids).decode()
+        data = bytes_of(found, ids).decode()
         assert decode(ids) == (data.removeprefix(" ") if name in ("spm1", "spm3", "byte_fallback") else data)
 
 
@@ -49,7 +49,7 @@ def test_what_stands_around_text():
 def test_text_is_never_a_control_token(name):
     found = vocabulary(name)
     for text in list(found.controls.values())[:32]:
-        assert found.bytes_of(found.encode(text)) == text.encode()
+        assert bytes_of(found, found.encode(text)) == text.encode()
 
 
 def test_added_tokens_are_text_unless_they_are_special_or_named_in_bars():

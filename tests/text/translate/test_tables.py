@@ -19,7 +19,7 @@ from specplug.text.translate.tables import (
     piece_bytes,
 )
 from specplug.text.translate.vocabulary import ESCAPED, tokens_of
-from tests.text.translate.tools import PAIRS, vocabulary
+from tests.text.translate.tools import PAIRS, bytes_of, ids_of, vocabulary
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -95,11 +95,11 @@ def test_every_token_becomes_its_own_bytes(target: str, draft: str) -> None:
     assert len(table.counts) == len(common)
     for token, piece in enumerate(own.pieces):
         if token in own.controls:
-            mapped, ids = controls.get(token), table.of_id(token)
-            assert ids == [mapped] if mapped is not None else other.bytes_of(ids) == own.controls[token].encode()
+            mapped, ids = controls.get(token), ids_of(table, token)
+            assert ids == [mapped] if mapped is not None else bytes_of(other, ids) == own.controls[token].encode()
         elif piece:
-            assert other.bytes_of(table.of_id(token)) == piece
-            assert common[token] < 0 or table.of_id(token) == [common[token]]
+            assert bytes_of(other, ids_of(table, token)) == piece
+            assert common[token] < 0 or ids_of(table, token) == [common[token]]
         else:
             assert table.counts[token] == -1
     assert other.unk_id not in table.values[: table.counts.clip(0).sum()]
@@ -115,7 +115,7 @@ def test_a_token_that_cannot_be_spelled_becomes_what_the_draft_reads(target: str
     for token, piece in enumerate(own.pieces):
         if token in own.controls or common[token] >= 0:
             continue
-        ids, text = table.of_id(token), piece.decode(errors=ESCAPED)
+        ids, text = ids_of(table, token), piece.decode(errors=ESCAPED)
         if other.spells(ids, text):
             continue
         num_read += 1
@@ -127,7 +127,7 @@ def test_a_token_that_cannot_be_spelled_becomes_what_the_draft_reads(target: str
 def test_bytes_of_ids_end_where_tokens_end() -> None:
     pieces = vocabulary("tekken").pieces
     table = piece_bytes(vocabulary("tekken"), len(pieces) + 3)
-    assert [bytes(table.of_id(token)) for token in range(len(pieces))] == list(pieces)
+    assert [bytes(ids_of(table, token)) for token in range(len(pieces))] == list(pieces)
     assert table.counts[-3:].tolist() == [0, 0, 0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from itertools import permutations
 from typing import Any
@@ -12,6 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from specplug.text.fingerprint import fingerprint_texts
 from specplug.text.tokenizers import load_tokenizer
 from specplug.text.translate.libraries import read_vocabulary
+from specplug.text.translate.tables import TokenLists
 from specplug.text.translate.vocabulary import Vocabulary
 from tests import real_models
 
@@ -156,3 +158,17 @@ def own_encoding(name: str, text: str) -> list[int]:
     if isinstance(found, Tokenizer):
         return list(found.encode(text).ids)
     return [*vocabulary(name).prefix, *found.encode(text).tolist()]
+
+
+def bytes_of(vocabulary: Vocabulary, tokens: Iterable[int]) -> bytes:
+    """Return the bytes of ordinary tokens."""
+    pieces = [vocabulary.pieces[token] for token in tokens]
+    assert all(pieces)
+    return b"".join(pieces)
+
+
+def ids_of(table: TokenLists, index: int) -> list[int]:
+    """Return the list of an id that has one."""
+    start = int(table.starts[index])
+    found: list[int] = table.values[start : start + int(table.counts[index])].tolist()
+    return found
