@@ -20,9 +20,8 @@ from specplug.grammar.states import AllowedState
 from specplug.interfaces import Verifier
 from specplug.steps.draft_stage import DraftStage
 from specplug.steps.plan_stage import PlanStage
-from specplug.steps.step_planner import until_stop
 from specplug.types.plan import HostStats, StepReport
-from specplug.types.step import NO_SPECULATION, Draft, Outcome, StepCost
+from specplug.types.step import NO_SPECULATION, Draft, Outcome, StepCost, until_stop
 from specplug.types.verification import TargetLogits, Verification
 from specplug.verify.lossy import merged
 from specplug_transformers.batch import DecodeBatch, SlotTokens
@@ -153,7 +152,7 @@ class Decoder:
             received = state.extend(tokens)
             after_stop.append(len(tokens) - received)
             state.computed = start + len(tokens) - 1
-            _, verified, accepted = until_stop((state.request.request_id, verified, len(tokens) - 1), received)
+            verified, accepted = until_stop(verified, len(tokens) - 1, received)
             state.verified += verified
             state.accepted += accepted
             state.rejected += accepted < verified

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from specplug.steps.rows import Rows
-from specplug.steps.slots import NO_CAP, RunningRequest, SlotAllocator, SlotTable
+from specplug.steps.slots import NO_CAP, RunningRequest, SlotAllocator
 from specplug.types.request import Lifecycle, Request, RequestOptions
 
 CPU = torch.device("cpu")
@@ -17,20 +17,22 @@ def running_request(name: str, end: int = 100, stops: tuple[int, ...] = (), **op
 
 
 def test_rows_say_what_tenants_stated() -> None:
-    table = SlotTable(4, CPU)
-    assert table.take(2, running_request("a", end=9, stops=(3, 4))) == 1
-    assert table.take(0, running_request("b", num_speculative_tokens=5)) == 1
-    table.take(1, running_request("c", enabled=False))
-    assert table.take_resets() == (0, 1, 2)
-    assert table.take_resets() == ()
-    rows = table.rows(torch.tensor([0, 1, 2]))
+    places = SlotAllocator(4, CPU, lambda event: None)
+    places.engine_slot = {"a": 2, "b": 0, "c": 1, "d": 2}.__getitem__
+    places.start(running_request("a", end=9, stops=(3, 4)))
+    places.start(running_request("b", num_speculative_tokens=5))
+    places.start(running_request("c", enabled=False))
+    assert places.slots.take_resets() == (0, 1, 2)
+    assert places.slots.take_resets() == ()
+    rows = Rows(places, ["b", "c", "a"])
+    assert rows.device_slots.tolist() == [0, 1, 2]
     assert rows.generations.tolist() == [1, 1, 1]
     assert rows.caps.tolist() == [5, 0, NO_CAP]
     assert rows.ends.tolist() == [100, 100, 9]
     assert rows.stop_ids[2].tolist()[:3] == [3, 4, -1]
-    table.free(2)
-    assert table.take(2, running_request("d")) == 2
-    assert table.rows(torch.tensor([2])).generations.tolist() == [2]
+    places.finish("a", aborted=False)
+    places.start(running_request("d"))
+    assert Rows(places, ["d"]).generations.tolist() == [2]
 
 
 def test_an_ignored_request_is_in_no_batch_and_nobody_is_reported_of_it():
@@ -41,7 +43,7 @@ def test_an_ignored_request_is_in_no_batch_and_nobody_is_reported_of_it():
     places.start(running_request("c"))
     facts = Rows(places, ["b", "a", "c"])
     assert (facts.names, facts.kept) == (("a", "c"), [1, 2])
-    assert facts.hold(places, ["b", "a", "c"])
+    assert facts.are_of(["b", "a", "c"])
     assert Rows(places, ["b"]).kept == []
     assert Rows(places, ["c", "a"]).kept is None
     places.preempt("b")
