@@ -200,8 +200,9 @@ class Drafting:
         emitted = engine.num_sampled
         lengths = engine.total_len[places]
         inputs = engine.all_token_ids, places, lengths
-        of_rows = {"sampled": emitted > 0, "temperature": temperature, "engine_ids": engine.engine_ids}
-        batch = rows.batch(*inputs, self.vocab_size, **of_rows)
+        batch = rows.batch(
+            *inputs, self.vocab_size, sampled=emitted > 0, temperature=temperature, engine_ids=engine.engine_ids
+        )
         accepted = (emitted - 1).clamp(min=0)
         outcome = Outcome(
             verified=torch.where(emitted > 0, accepted + engine.num_rejected, 0),
