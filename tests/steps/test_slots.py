@@ -44,6 +44,9 @@ def test_an_ignored_request_is_in_no_batch_and_nobody_is_reported_of_it():
     facts = Rows(places, ["b", "a", "c"])
     assert (facts.names, facts.kept) == (("a", "c"), [1, 2])
     assert facts.are_of(["b", "a", "c"])
+    assert not facts.are_of(["b", "a"])
+    assert (facts.order.tolist(), facts.places.tolist()) == ([1, 2], [-1, 0, 1])
+    assert Rows(places, ["a"], key=[1]).are_of([1])
     assert Rows(places, ["b"]).kept == []
     assert Rows(places, ["c", "a"]).kept is None
     places.preempt("b")
@@ -60,3 +63,6 @@ def test_a_name_may_come_back_as_a_request_that_drafts():
     places.start(running_request("b"))
     facts = Rows(places, ["b"])
     assert (facts.names, facts.kept) == (("b",), None)
+    assert (facts.order.tolist(), facts.places.tolist()) == ([0], [0])
+    places.start(running_request("b"))
+    assert not facts.are_of(["b"]), "the slot has another generation"
