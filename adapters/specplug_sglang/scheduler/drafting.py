@@ -277,20 +277,16 @@ class Drafting:
         if not self.rows.are_of(reqs):
             self.admit(reqs)
             self.rows = Rows(self.allocator, [req.rid for req in reqs], reqs)
-        length = self._plan(reqs)
+        plan = self.step_planner.make(reqs)
+        length = plan.draft_length
+        if plan.caps and length:  # a captured length that covers the longest row
+            longest = max(plan.draft_length_for(req.rid) for req in reqs)
+            length = min(least_captured(self.caps, longest), length)
         self.length = self.ranks.agree(length) if self._agrees else length
         if self.drafts is not None:
             self.drafts.report = NO_DRAFTS
             self.drafts.reports_expected = self.step_planner.wants_report
         return self.length
-
-    def _plan(self, reqs: Sequence[Any]) -> int:
-        """Plan a step; return its draft length, a captured one that covers the longest row."""
-        plan = self.step_planner.make(reqs)
-        if not plan.caps or not plan.draft_length:
-            return plan.draft_length
-        longest = max(plan.draft_length_for(req.rid) for req in reqs)
-        return min(least_captured(self.caps, longest), plan.draft_length)
 
     def add_launched(self, reqs: Sequence[Any], draft_length: int, result: Any) -> None:
         """Queue a launched step until its results arrive; see `Results.add`."""

@@ -40,27 +40,18 @@ class Results:
     def add(self, began: float, reqs: Sequence[Any], draft_length: int, result: Any, report: DraftReport) -> None:
         """Queue a launched step until its results arrive, with SGLang's `result`, which is on the host by then.
 
-        If no draft token was verified, `draft_length` is 0; the step's tokens are counted when its results arrive.
+        If no draft token was verified, `draft_length` is 0; the step's tokens are counted when its results arrive.  A
+        prefill queued before the step may still be running when the step begins, so the step is then not timed.
         """
-        step = self._launch(began, reqs, draft_length)._replace(rows=tuple(reqs))
-        self.pending.append((step, result if draft_length else None, report))
-
-    def _launch(self, began: float, reqs: Sequence[Any], draft_length: int) -> StepRecord:
-        """Return what the planner knows of a step that begins.
-
-        A prefill queued before the step may still be running when the step begins, so the step is then not timed.
-        """
-        timed = not self.has_prefilled
-        self.has_prefilled = False
         planner = self._planner
-        if planner.is_off:
-            return UNREPORTED
-        if not planner.reads_costs:
-            return StepRecord(planner.plan)
-        rows = len(reqs)
-        context = sum([len(req.origin_input_ids) + len(req.output_ids) for req in reqs])
-        cost = StepCost(rows, rows * (draft_length + 1), context, draft_length, 0.0)
-        return planner.launch(began, cost, timed=timed)
+        step = UNREPORTED if planner.is_off else StepRecord(planner.plan)
+        if planner.reads_costs and not planner.is_off:
+            rows = len(reqs)
+            context = sum([len(req.origin_input_ids) + len(req.output_ids) for req in reqs])
+            cost = StepCost(rows, rows * (draft_length + 1), context, draft_length, 0.0)
+            step = planner.launch(began, cost, timed=not self.has_prefilled)
+        self.has_prefilled = False
+        self.pending.append((step._replace(rows=tuple(reqs)), result if draft_length else None, report))
 
     def verified(self, accepted: Sequence[int]) -> None:
         """Process a step's accepted counts by row."""
