@@ -72,7 +72,7 @@ class Speculator(BaseSpeculator):
         self.drafting = Drafting(vllm_config, device, rank) if each or rank == 0 else None
         self.rank_check: RankCheck | None = None
         if each and self.drafting is not None and self._broadcast is not None:
-            self.rank_check = RankCheck(self.drafting.stage.proposers, rank, self._broadcast, device)
+            self.rank_check = RankCheck(self.drafting.stage.proposers, rank, self._broadcast)
             self._broadcast = None
         self._captured = graphs.captured_lengths(vllm_config) if rank == 0 else {}
         self._outputs_of: dict[int, DraftOutputs] = {}
@@ -203,7 +203,7 @@ class Speculator(BaseSpeculator):
         if self._broadcast is not None and not self._is_idle:  # other ranks skip all such steps
             self._broadcast(self._sent[:size])
         if self.rank_check is not None and self._rows is not None and self._rows.slots:
-            self.rank_check.after_step(self._rows.slots, self._sent[:size])
+            self.rank_check.after_step(self._rows.device_slots, self._sent[:size])
 
     def _tensors(self, slots: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> EngineTensors:
         """Wrap the runner's tensors."""
