@@ -130,7 +130,7 @@ class Rows:
         """[B] int32, most draft tokens per step that each request allows; `NO_CAP` if it sets no limit."""
         return self._facts[:, CAP].int()
 
-    @property
+    @cached_property
     def limits(self) -> Tensor | None:
         """`caps`; None if no request sets a limit."""
         return None if all(request.options.cap is None for request in self.requests) else self.caps
