@@ -7,6 +7,7 @@ import torch
 from specplug.steps.rows import Rows
 from specplug.steps.slots import NO_CAP, RunningRequest, SlotAllocator
 from specplug.types.request import Lifecycle, Request, RequestOptions
+from specplug.types.step import StepPlan
 
 CPU = torch.device("cpu")
 
@@ -33,6 +34,26 @@ def test_rows_say_what_tenants_stated() -> None:
     places.finish("a", aborted=False)
     places.start(running_request("d"))
     assert Rows(places, ["d"]).generations.tolist() == [2]
+
+
+def test_rows_describe_their_batch() -> None:
+    places = SlotAllocator(4, CPU, lambda event: None)
+    for name, end in (("a", 9), ("b", 100)):
+        places.start(running_request(name, end=end))
+    rows = Rows(places, ["b", "a"])
+    tokens, lengths = torch.zeros(4, 100, dtype=torch.int32), torch.tensor([5, 7], dtype=torch.int32)
+    batch = rows.batch(tokens, rows.device_slots, lengths, 50)
+    batch.validate()
+    assert (batch.slots.tolist(), batch.generations.tolist()) == ([1, 0], [1, 1])
+    assert (batch.room.tolist(), batch.sampled.tolist()) == ([95, 2], [True, True])
+    assert (batch.request_ids, batch.reset_slots) == (("b", "a"), (0, 1))
+    sampled = torch.tensor([True, False])
+    again = rows.batch(tokens, rows.device_slots, lengths, 50, sampled=sampled, temperature=lengths.float())
+    assert (again.reset_slots, again.sampled is sampled, again.temperature.tolist()) == ((), True, [5.0, 7.0])
+    caps = rows.caps_of(StepPlan(8, caps={"a": 2}))
+    assert caps is not None
+    assert caps.tolist() == [NO_CAP, 2]
+    assert rows.caps_of(StepPlan(8)) is None
 
 
 def test_an_ignored_request_is_in_no_batch_and_nobody_is_reported_of_it():
