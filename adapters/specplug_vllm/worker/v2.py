@@ -185,6 +185,8 @@ class Speculator(BaseSpeculator):
             rows = self._rows
             if rows is None or not rows.are_of(input_batch.req_ids):
                 rows = self._rows = Rows(self.drafting.allocator, input_batch.req_ids)
+                if rows.kept is None:
+                    rows.device_slots = input_batch.idx_mapping.long()  # so that nothing is copied to the device
             reports = self.steps.may_report and step_metadata.of(self._step).reports
             if self.drafting.may_skip and not reports:
                 computed = input_batch.num_computed_prefill_tokens_np + input_batch.num_scheduled_tokens
