@@ -68,10 +68,10 @@ def watch(scheduler: Any) -> None:
 
         setattr(owner, name, run)
 
-    metered(drafting, "_plan")
+    metered(drafting.step_planner, "make")
     metered(drafting.results, "settle")
     metered(drafting.results, "verified")
-    metered(drafting.results, "_launch", ends_step=True)
+    metered(drafting.results, "add", ends_step=True)
 
 
 def measured(scheduler: Any) -> dict[str, float]:
@@ -82,10 +82,11 @@ def measured(scheduler: Any) -> dict[str, float]:
     warm = []
     for _ in range(WARM):
         began = time.thread_time_ns()
-        length = drafting._plan(reqs)
+        length = drafting.step_planner.make(reqs).draft_length
         fates = [(req.rid, length, min(length, 1)) for req in reqs]
         drafts = DraftReport.of(len(reqs), [0.5 * len(reqs)] * DRAFT_LENGTH)
-        launched = drafting.results._launch(time.perf_counter(), reqs, length)
+        drafting.results.add(time.perf_counter(), reqs, length, None, drafts)
+        launched, *_ = drafting.results.pending.pop()
         drafting.step_planner.finish(launched, fates, time.perf_counter(), drafts)
         warm.append((time.thread_time_ns() - began) / 1e3)
     median = statistics.median

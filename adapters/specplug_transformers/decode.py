@@ -20,12 +20,12 @@ from specplug.grammar.states import AllowedState
 from specplug.interfaces import Verifier
 from specplug.steps.draft_stage import DraftStage
 from specplug.steps.plan_stage import PlanStage
-from specplug.steps.step_planner import until_stop
+from specplug.steps.slots import SlotAllocator
 from specplug.types.plan import HostStats, StepReport
-from specplug.types.step import NO_SPECULATION, Draft, Outcome, StepCost
+from specplug.types.step import NO_SPECULATION, Draft, Outcome, StepCost, until_stop
 from specplug.types.verification import TargetLogits, Verification
 from specplug.verify.lossy import merged
-from specplug_transformers.batch import DecodeBatch, SlotTokens
+from specplug_transformers.batch import DecodeBatch
 from specplug_transformers.params import AllowedTokens, process_row
 from specplug_transformers.runner import ModelRunner
 from specplug_transformers.state import RequestState
@@ -36,7 +36,8 @@ class Decoder:
     """Runs decode steps.
 
     Attributes:
-        runner, table, plans, drafts: the engine's parts.
+        runner, allocator, plans, drafts: the engine's parts.
+        tokens: [S, L] int32, the token table, by slot; entries after a request's text are undefined.
         verifier: a lossless verifier.
         lossy: a verifier for the requests that name it.
         steps: forward passes of the target that emitted tokens.
@@ -44,7 +45,8 @@ class Decoder:
     """
 
     runner: ModelRunner
-    table: SlotTokens
+    allocator: SlotAllocator
+    tokens: Tensor
     plans: PlanStage
     drafts: DraftStage
     verifier: Verifier
@@ -61,7 +63,7 @@ class Decoder:
         """Extend each request by its accepted draft tokens and the token after them."""
         began = time.perf_counter()
         if self._batch is None or self._batch.states != tuple(states):
-            self._batch = DecodeBatch(states, self.table)
+            self._batch = DecodeBatch(states, self.allocator, self.tokens)
         batch = self._batch
         draft = self._draft(batch)
         drafted = time.perf_counter()
@@ -86,6 +88,11 @@ class Decoder:
             )
         self.steps += 1
 
+    def write(self, slot: int, start: int, token_ids: Sequence[int]) -> None:
+        """Write tokens of one request from position `start`."""
+        ids = torch.tensor(token_ids, dtype=torch.int32, device=self.tokens.device)
+        self.tokens[slot, start : start + len(token_ids)] = ids
+
     def _draft(self, batch: DecodeBatch) -> Draft:
         """Plan, propose and trim."""
         states = batch.states
@@ -93,7 +100,7 @@ class Decoder:
         stats = HostStats(self.steps, figures, last_step=self.last_step, last_plan=self._plan)
         plan = self._plan = self.plans.plan(stats)
         caps = torch.tensor([it.draft_cap(plan) for it in states], dtype=torch.int32, device=self.runner.device)
-        view = batch.view(reset_slots=self.table.take_resets())
+        view = batch.view(self.runner.vocab_size)
         draft = self.drafts.propose(view, plan.draft_length, caps)
         draft = self.drafts.trim(view, draft, plan)
         if draft.draft_length and any(state.params.allowed_tokens for state in states):
@@ -149,11 +156,11 @@ class Decoder:
         for state, row, verified in emitted:
             tokens = [token for token in row if token >= 0]
             start = state.length
-            self.table.write(state.slot, start, tokens)
+            self.write(state.slot, start, tokens)
             received = state.extend(tokens)
             after_stop.append(len(tokens) - received)
             state.computed = start + len(tokens) - 1
-            _, verified, accepted = until_stop((state.request.request_id, verified, len(tokens) - 1), received)
+            verified, accepted = until_stop(verified, len(tokens) - 1, received)
             state.verified += verified
             state.accepted += accepted
             state.rejected += accepted < verified
@@ -166,7 +173,7 @@ class Decoder:
             emitted=verification.num_emitted,
             after_stop=torch.tensor(after_stop, dtype=torch.int32, device=self.runner.device),
         )
-        self.drafts.observe(batch.view(after=after_stop), self._grammars.annotated(outcome))
+        self.drafts.observe(batch.view(self.runner.vocab_size, after_stop), self._grammars.annotated(outcome))
         return counts
 
 

@@ -25,11 +25,11 @@ from specplug.plugins.specs import VerifierSpec
 from specplug.settings.checks import acceptance_thresholds
 from specplug.settings.model import Settings
 from specplug.settings.sources import load_settings
+from specplug.steps.slots import RunningRequest, SlotAllocator
 from specplug.types.caps import Distribution, EngineCaps, Ragged
-from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, RequestEvent
+from specplug.types.request import EngineEvent, EngineEventKind
 from specplug.types.step import StepCost
 from specplug.verify.reference import ReferenceVerifier
-from specplug_transformers.batch import SlotTokens
 from specplug_transformers.decode import Decoder
 from specplug_transformers.intake import GenerateRequest, RequestIntake
 from specplug_transformers.runner import probed_runner
@@ -92,12 +92,15 @@ class Engine:
         )
         self._drafts = build_draft_stage(settings, self.registry, context, grammars=True)
         self._plans = build_plan_stage(settings, self.registry, context, self._drafts.metrics.count_fault)
-        self._table = SlotTokens(max_num_seqs, self.max_length, self.runner.vocab_size, self.runner.device)
+        device = self.runner.device
+        self._allocator = SlotAllocator(max_num_seqs, device, self._drafts.on_event)
+        tokens = torch.zeros(max_num_seqs, self.max_length, dtype=torch.int32, device=device)
         verifier = build_verifier(settings, self.registry, context)
         lossy = None
         if not self.registry.get(VerifierSpec, settings.verifier).caps.lossless:
             verifier, lossy = ReferenceVerifier(), verifier
-        self._decoder = Decoder(self.runner, self._table, self._plans, self._drafts, verifier, lossy)
+        parts = self._plans, self._drafts, verifier, lossy
+        self._decoder = Decoder(self.runner, self._allocator, tokens, *parts)
         self.start_costs = StartCosts()
         if settings.costs.measure and self._plans.reads_costs:
             self.start_costs = costs_of(settings, self.runner, verifier, max_num_seqs, self.max_length)
@@ -137,7 +140,7 @@ class Engine:
             self._waiting.remove(state)
             del self._by_id[request_id]
         else:
-            self._release(state, Lifecycle.ABORTED)
+            self._release(state, aborted=True)
         return state.take_output()
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[RequestOutput]:
@@ -205,7 +208,7 @@ class Engine:
         for state in decoding:
             outputs.append(state.take_output())
             if state.finish_reason is not None:
-                self._release(state, Lifecycle.FINISHED)
+                self._release(state, aborted=False)
         return outputs
 
     def _prefill(self, filling: list[RequestState]) -> None:
@@ -225,7 +228,7 @@ class Engine:
 
     def _admit(self) -> None:
         """Admit requests in order of arrival, as long as there is a slot, and memory for all their tokens."""
-        while self._waiting and self._table.has_free_slot:
+        while self._waiting and len(self._allocator) < self.max_num_seqs:
             state = self._waiting[0]
             row = len(self._running)
             columns = state.length + state.room + self.caps.max_draft_length
@@ -236,11 +239,12 @@ class Engine:
                     return
                 self._reserve_alone(state, columns)
             self._waiting.popleft()
-            state.slot, state.generation = self._table.take_slot(state.tokens)
             state.row = row
             self.runner.cache.clear(row)
             self._running.append(state)
-            self._drafts.on_event(RequestEvent(Lifecycle.STARTED, state.request, state.slot, state.generation))
+            self._allocator.start(RunningRequest(state.request, state.length + state.room, ()))
+            state.slot = self._allocator.slot_of(state.request.request_id)
+            self._decoder.write(state.slot, 0, state.tokens)
 
     def _reserve_alone(self, state: RequestState, columns: int) -> None:
         """Reserve memory for the only request, in place of what earlier ones needed.
@@ -255,10 +259,9 @@ class Engine:
             error.add_note(f"request {state.request.request_id!r} does not fit; abort it and the others go on")
             raise
 
-    def _release(self, state: RequestState, kind: Lifecycle) -> None:
+    def _release(self, state: RequestState, *, aborted: bool) -> None:
         """Free the slot and the cache row; the last row moves into the gap, so that rows in use stay contiguous."""
-        self._drafts.on_event(RequestEvent(kind, state.request, state.slot, state.generation, state.visible_length))
-        self._table.free_slot(state.slot)
+        self._allocator.finish(state.request.request_id, aborted=aborted, visible=state.visible_length)
         last = self._running.pop()
         if last is not state:
             self.runner.cache.move(last.row, state.row)

@@ -128,7 +128,7 @@ class RequestState:
         processors: logits processors, applied at every draft position.
         stop_when: see `GenerateRequest`.
         stream: detokenises its output; None without a tokenizer.
-        slot, generation: slot of the token table and its generation; -1 while the request waits.
+        slot: slot of the token table; -1 while the request waits.
         row: row of the key-value cache; it may become a lower one.
         computed: positions whose keys and values are in the cache.
         verified, accepted, rejected, steps: draft tokens, rejected drafts and target steps so far.
@@ -145,7 +145,6 @@ class RequestState:
     stop_when: Callable[[Sequence[int]], bool] | None = None
     stream: TextStream | None = None
     slot: int = -1
-    generation: int = -1
     row: int = -1
     computed: int = 0
     finish_reason: FinishReason | None = None

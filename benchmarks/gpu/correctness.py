@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from specplug.steps.kernels.columns import launches_for
+from specplug.steps.device_steps import launches_for
 from specplug.steps.trim import SurvivalTrimmer
 from specplug.types.plan import TrimLimits
 from specplug.types.step import Draft

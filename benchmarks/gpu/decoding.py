@@ -19,15 +19,14 @@ from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext
 from specplug.plugins.registry import default_registry
 from specplug.settings.model import Settings
-from specplug.steps.device_steps import DeviceSteps
-from specplug.steps.engine_rows import DraftOutputs, EngineRows
-from specplug.steps.kernels.columns import launches_for
+from specplug.steps.device_step import DraftOutputs, EngineTensors
+from specplug.steps.device_steps import DeviceSteps, launches_for
 from specplug.steps.rows import Rows
 from specplug.steps.slots import RunningRequest, SlotAllocator
 from specplug.steps.stops import StopDetector
 from specplug.types.caps import EngineCaps
 from specplug.types.request import Request
-from specplug.types.step import EngineBatch, StepPlan
+from specplug.types.step import StepPlan
 
 
 class Batch:
@@ -167,8 +166,8 @@ class Lookup(Arm):
         faults = {name: dict(kinds) for name, kinds in self.stage.metrics.snapshot().faults.items() if kinds}
         return [f"{self.name}: faults {faults}"] * bool(faults)
 
-    def _engine(self) -> EngineRows:
-        return EngineRows(self.slots, self.lengths, self.batch.table, self.num_sampled, self.num_rejected)
+    def _engine(self) -> EngineTensors:
+        return EngineTensors(self.slots, self.lengths, self.batch.table, self.num_sampled, self.num_rejected)
 
     def _remember(self, name: str, response: torch.Tensor) -> None:
         """Let a request run that emits a response, and finish."""
@@ -177,28 +176,12 @@ class Lookup(Arm):
         self.allocator.start(RunningRequest(described, size, ()))
         table = response[None].to(self.batch.device)
         slot, length = torch.zeros_like(self.slots[:1]), torch.full_like(self.lengths[:1], size)
-        self.stage.ingest(self._batch_of(slot, slot, table, length))
+        rows = Rows(self.allocator, [name])
+        self.stage.ingest(rows.batch(table, slot, length, self.batch.vocab_size))
         self.allocator.finish(name, aborted=False, visible=size)
 
     def _by_stage(self) -> None:
         lengths = self.lengths[self.slots]
-        draft = self.stage.propose(self._batch_of(self.slots, self.slots, self.batch.table, lengths), self.out.shape[1])
+        batch = self._facts.batch(self.batch.table, self.slots, lengths, self.batch.vocab_size)
+        draft = self.stage.propose(batch, self.out.shape[1])
         self.out[:] = torch.where(draft.mask(), draft.token_ids.long(), self.last[self.slots])
-
-    def _batch_of(
-        self, slots: torch.Tensor, rows: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor
-    ) -> EngineBatch:
-        facts = self.allocator.slots.rows(slots)
-        return EngineBatch(
-            slots=slots,
-            generations=facts.generations,
-            rows=rows,
-            tokens=table,
-            lengths=lengths,
-            sampled=lengths > 0,
-            room=facts.ends - lengths,
-            temperature=lengths.float(),
-            grammar=facts.grammar,
-            vocab_size=self.batch.vocab_size,
-            reset_slots=self.allocator.slots.take_resets(),
-        )

@@ -27,10 +27,9 @@ from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext
 from specplug.plugins.registry import default_registry
 from specplug.settings.model import Settings
-from specplug.steps.device_steps import DeviceSteps
+from specplug.steps.device_step import DraftOutputs, EngineTensors
+from specplug.steps.device_steps import DeviceSteps, Launches
 from specplug.steps.draft_stage import DraftStage
-from specplug.steps.engine_rows import DraftOutputs, EngineRows
-from specplug.steps.kernels.columns import Launches
 from specplug.steps.rows import Rows
 from specplug.steps.slots import RunningRequest, SlotAllocator
 from specplug.steps.stops import StopDetector
@@ -121,7 +120,7 @@ def _step_of_vllm(rows: int) -> Callable[[], None]:
     stage, allocator = _stage_of(rows, EngineCaps(DRAFT_LENGTH))
     slots, ones = torch.arange(rows), torch.ones(rows, dtype=torch.int32)
     table = torch.zeros(rows, LENGTH, dtype=torch.int32)
-    engine = EngineRows(slots, CONTEXT * ones, table, ones, 0 * ones)
+    engine = EngineTensors(slots, CONTEXT * ones, table, ones, 0 * ones)
     outputs = DraftOutputs(torch.zeros(rows, DRAFT_LENGTH, dtype=torch.int64), torch.zeros(rows, DRAFT_LENGTH))
     newest, temperature = slots[:, None], torch.zeros(rows)
     launches = Launches(kernels.begin, kernels.finish)
@@ -133,8 +132,8 @@ def _step_of_vllm(rows: int) -> Callable[[], None]:
     plan = StepPlan(DRAFT_LENGTH)
 
     def step() -> None:
-        facts.hold(allocator, names)
-        steps.take(facts, EngineRows(*engine), DraftOutputs(*outputs), newest, temperature, plan)
+        facts.are_of(names)
+        steps.take(facts, EngineTensors(*engine), DraftOutputs(*outputs), newest, temperature, plan)
 
     return step
 
@@ -142,7 +141,7 @@ def _step_of_vllm(rows: int) -> Callable[[], None]:
 def _step_of_sglang(rows: int) -> Callable[[], None]:
     """Return a function that takes a step of a batch: it drafts, and prepares and reports their verification."""
     from specplug.steps.kernels import launches as kernels
-    from specplug_sglang.scheduler.batches import BatchRows, Decoding
+    from specplug_sglang.scheduler.batches import Decoding
     from specplug_sglang.scheduler.drafts import Drafts
     from specplug_sglang.verification import kernels as verification
     from specplug_sglang.verification.trees import TokenTable
@@ -155,7 +154,7 @@ def _step_of_sglang(rows: int) -> Callable[[], None]:
     names = [f"request {row}" for row in range(rows)]
     _start(allocator, names)
     reqs: list[Any] = [SimpleNamespace(rid=name, grammar=None) for name in names]
-    batch_rows, plan = BatchRows(allocator, reqs, CPU), StepPlan(DRAFT_LENGTH)
+    batch_rows, plan = Rows(allocator, names, reqs), StepPlan(DRAFT_LENGTH)
     slots = torch.arange(rows)
     before = torch.full_like(slots, CONTEXT)
     ones = torch.ones(rows, dtype=torch.int32)
@@ -163,7 +162,7 @@ def _step_of_sglang(rows: int) -> Callable[[], None]:
     index = torch.zeros(rows, table.max_emitted, dtype=torch.int32)
 
     def step() -> None:
-        batch_rows.are_of(allocator, reqs)
+        batch_rows.are_of(reqs)
         batch = Decoding(reqs, batch_rows, slots, before, False)
         draft = drafts.propose(batch, DRAFT_LENGTH, plan)
         assert draft is not None

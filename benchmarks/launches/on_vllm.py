@@ -50,12 +50,12 @@ def main() -> None:
 
 def _import_kernels() -> None:
     """Define specplug's kernels while the interpreter is off, and let the adapter launch them on the CPU."""
-    from specplug.steps.kernels import columns
+    from specplug.steps.device_steps import Launches
     from specplug.steps.kernels import launches as kernels
     from specplug_vllm.worker import stage_steps
 
     by_kernels()
-    stage_steps.launches_for = lambda device: columns.Launches(kernels.begin, kernels.finish)
+    stage_steps.launches_for = lambda device: Launches(kernels.begin, kernels.finish)
 
 
 def _compile_ngram_gpu() -> None:

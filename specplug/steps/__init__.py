@@ -18,7 +18,8 @@ A runner calls the same functions whether it waits for each step or not; overlap
 `plan_stage` and `draft_stage` share no memory.  They contain all faults of plug-ins: see `specplug.faults`.  Plug-ins
 always run in `torch.inference_mode`, as inside an engine's step.  Between plan and observe, only host proposers and the
 trace read from the device.  `draft_stage` is the reference, in operations on tensors; `device_steps` takes the same
-steps by `kernels`.  What is kept by slot is in `slots`, `stops` and `in_flight`; `sanitize` and `trim` cut drafts.
+steps by `kernels`.  `rows` are those of a batch, on the host and on the device, and make it an `EngineBatch`; what is
+kept by slot is in `slots`, `stops` and `in_flight`; `sanitize` and `trim` cut drafts.
 
 Ranks must draft identically.  From equal batches, device proposers and the trim half compute equal results.  Decisions
 that may differ are made in `specplug.faults` (which plug-ins are admitted or failed), in `handles` (deadlines) and by

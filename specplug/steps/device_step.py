@@ -1,27 +1,84 @@
-"""A step of `DeviceSteps`, and its batch, which is described anew only if other rows draft."""
+"""A step of `DeviceSteps`, and the engine's own tensors that it reads and writes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from specplug.steps.engine_rows import DraftOutputs, EngineRows
-from specplug.steps.kernels.columns import NUM_NEW, DeviceColumns
-from specplug.steps.rows import Rows
-from specplug.steps.slots import NO_CAP
-from specplug.types.step import Draft, EngineBatch, StepPlan
-from specplug.types.tensors import to_device
+from specplug.types.step import Draft, StepPlan
+
+
+class EngineTensors(NamedTuple):
+    """What an engine's step has found: tensors of the engine, on its device, of B rows or more and of S slots.
+
+    They are apart from `Rows`, which lasts from step to step, as many engines allocate them anew in each step.
+
+    Attributes:
+        idx_mapping: [>= B] int32 or int64, the slot of each row.
+        total_len: tokens so far, int32 or int64: [S] by slot, or [>= B] by row.
+        all_token_ids: [S, L] int32, by slot; rows are contiguous, and may be more than L apart.
+        num_sampled: [>= B] int32 or int64, tokens that the step emitted for each row; 0 for a row within its prompt.
+        num_rejected: [>= B] int32 or int64, draft tokens of each row that the step rejected.
+        lengths_by_row: whether `total_len` is by row.
+        num_uncounted: tokens of each row that `total_len` does not count.
+        engine_ids: [>= B, >= G] int32 or int64, the draft of the engine's own drafter, by row, -1 after its end; rows
+            are contiguous.
+    """
+
+    idx_mapping: Tensor
+    total_len: Tensor
+    all_token_ids: Tensor
+    num_sampled: Tensor
+    num_rejected: Tensor
+    lengths_by_row: bool = False
+    num_uncounted: int = 0
+    engine_ids: Tensor | None = None
+
+    def keep(self, kept: Tensor | list[int] | None) -> EngineTensors:
+        """Return these with the rows `kept` alone in `idx_mapping`, the counts and `engine_ids`; all if it is None."""
+        if kept is None:
+            return self
+        names = ("idx_mapping", "num_sampled", "num_rejected", *["engine_ids"] * (self.engine_ids is not None))
+        return self._replace(**{name: getattr(self, name)[kept] for name in names})
+
+    def as_contiguous(self) -> EngineTensors:
+        """Return the rows with vectors as kernels read them, whose elements may lie apart in an engine's memory."""
+        return self._replace(
+            idx_mapping=self.idx_mapping.contiguous(),
+            total_len=self.total_len.contiguous(),
+            num_sampled=self.num_sampled.contiguous(),
+            num_rejected=self.num_rejected.contiguous(),
+        )
+
+
+class DraftOutputs(NamedTuple):
+    """Where the drafts of B rows or more go, on the engine's device; rows are contiguous, and may be more than K apart.
+
+    Attributes:
+        ids: [>= B, K] int32 or int64, padded with each row's newest token.
+        confidence: [>= B, K] float32, 0 for padding.
+        from_engine: [>= B] int32, how many of the first tokens are those of the engine's own drafter; None if the
+            engine does not need it.
+    """
+
+    ids: Tensor
+    confidence: Tensor
+    from_engine: Tensor | None = None
 
 
 @dataclass(slots=True)
 class DeviceStep:
     """One step that is not repeated: what it is called with, what follows from that, and what came of it.
 
+    It lives as long as the call, or its repetition; what a planner keeps of a step is a `StepRecord`.
+
     Attributes:
         engine, outputs, last_sampled, temperature, plan, reports: see `DeviceSteps.take`.
-        caps: the policy's, by row.
+        order: [>= B] int32, the engine's row of each row.
+        places: [>= E] int32, the row of each of the engine's E rows, -1 for others.
+        caps: [>= B] int32, the policy's, by row.
         draft: the view of the buffer for the tokens that the proposer may draft, which is more than the plan's where
             the step `is_reported`; at the end that for the plan's.
         is_reported: whether it reports what its drafts are expected to yield.
@@ -31,12 +88,14 @@ class DeviceStep:
         only_launched: set once it has drafted: whether it did nothing but launch kernels.
     """
 
-    engine: EngineRows
+    engine: EngineTensors
     outputs: DraftOutputs
     last_sampled: Tensor
     temperature: Tensor
     plan: StepPlan
     reports: bool
+    order: Tensor = field(init=False)
+    places: Tensor = field(init=False)
     caps: Tensor = field(init=False)
     draft: Draft = field(init=False)
     is_reported: bool = False
@@ -45,61 +104,3 @@ class DeviceStep:
     is_cut: bool = False
     is_finished: bool = False
     only_launched: bool = False
-
-
-class DeviceBatch:
-    """B rows that may draft, among E rows of the engine.
-
-    Args:
-        columns: what kernels write of the rows.
-        vocab_size: V.
-
-    Attributes:
-        view: the B rows, without resets; its tensors are those of the columns.
-        for_proposer: the same for the proposer.
-        vocab_size: V.
-        order: [>= B] int32, the engine's row of each of them.
-        places: [>= E] int32, the index of each of the engine's rows among them; -1 for the others.
-        no_caps: [S] int32.
-    """
-
-    view: EngineBatch
-    for_proposer: EngineBatch
-
-    def __init__(self, columns: DeviceColumns, vocab_size: int) -> None:
-        self._columns = columns
-        self.vocab_size = vocab_size
-        slots = columns.slots
-        self._all_rows = torch.arange(slots.shape[0], dtype=torch.int32, device=slots.device)
-        self.no_caps = torch.full_like(self._all_rows, NO_CAP)
-        self.order = self.places = self._all_rows
-        self._newest: tuple[Rows, int, Tensor] | None = None
-
-    def update(self, rows: Rows, engine: EngineRows) -> None:
-        """Describe the batch of a step, unless it is that of the step before."""
-        num_rows = engine.idx_mapping.shape[0]
-        texts = engine.all_token_ids
-        known = self._newest
-        if known is not None and known[0] is rows and known[1] == num_rows and known[2] is texts:
-            return
-        self._newest = rows, num_rows, texts
-        self.order = self.places = self._all_rows
-        if rows.kept is not None:
-            index = {row: place for place, row in enumerate(rows.kept)}
-            mapped = self._on_device([*rows.kept, *[index.get(row, -1) for row in range(num_rows)]])
-            self.order = mapped[: len(index)]
-            self.places = mapped[len(index) :]
-        size = len(rows.names)
-        batch = self._columns.batch(size, texts, self.vocab_size)
-        self.view = replace(batch, barriers=rows.barriers, request_ids=rows.names, requests=rows.requests)
-        self.for_proposer = self.view.with_new(self._columns.counts[NUM_NEW, :size], ())
-
-    def caps(self, rows: Rows, plan: StepPlan) -> Tensor:
-        """Return the policy's caps by row, [>= B] int32."""
-        if not plan.caps:
-            return self.no_caps
-        return self._on_device([plan.caps.get(name, NO_CAP) for name in rows.names])
-
-    def _on_device(self, values: list[int]) -> Tensor:
-        """Return [n] int32 on the device, without waiting for the copy."""
-        return to_device([torch.tensor(values, dtype=torch.int32)], self.no_caps.device)[0]

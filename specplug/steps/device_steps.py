@@ -2,41 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.launching import Around, Number, RowWork, record_launches
-from specplug.steps.device_step import DeviceBatch, DeviceStep
+from specplug.steps.device_step import DeviceStep, DraftOutputs, EngineTensors
 from specplug.steps.draft_buffers import shift_sources
 from specplug.steps.draft_report import NO_DRAFTS, DraftReport, engine_tokens_after, may_report, survival_sums
 from specplug.steps.draft_stage import DraftStage
-from specplug.steps.engine_rows import DraftOutputs, EngineRows
 from specplug.steps.kernels.columns import (
     COUNTED,
     KNOWN,
     LIMITS,
+    NUM_NEW,
     RECORDS,
     ROWS,
     STEP,
     DeviceColumns,
     DeviceState,
     DraftSums,
-    Launches,
 )
 from specplug.steps.repeated_launches import Repeated
 from specplug.steps.rows import Rows
 from specplug.steps.sanitize import sanitize
-from specplug.steps.slots import SlotTable
+from specplug.steps.slots import NO_CAP, SlotTable
 from specplug.steps.stops import StopDetector
 from specplug.types.caps import Distribution
 from specplug.types.step import NO_SPECULATION, Draft, EngineBatch, StepPlan
 
 MAX_VIEWS = 64
 """Views of the draft buffer that are kept."""
+
+
+class Launches(NamedTuple):
+    """Functions that return what a kernel does; see `specplug.steps.kernels.launches` for their arguments."""
+
+    begin: Callable[..., RowWork]
+    finish: Callable[..., RowWork]
+
+
+def launches_for(device: torch.device) -> Launches | None:
+    """Return the kernels of a GPU, or of a CPU where Triton's interpreter is on.
+
+    Elsewhere there are none, and the draft stage takes its steps itself: it needs no Triton.
+    """
+    try:
+        from specplug.steps.kernels import launches as kernels
+    except ImportError:
+        return None
+    has_kernels = device.type == "cuda" or (device.type == "cpu" and kernels.INTERPRETED)
+    return Launches(kernels.begin, kernels.finish) if has_kernels else None
 
 
 class DeviceSteps:
@@ -67,7 +88,7 @@ class DeviceSteps:
         vocab_size: int,
         launches: Launches,
         *,
-        like: tuple[EngineRows, DraftOutputs, Tensor],
+        like: tuple[EngineTensors, DraftOutputs, Tensor],
     ) -> None:
         self._stage = stage
         self._runner = stage.runners[0]
@@ -78,7 +99,11 @@ class DeviceSteps:
         self._around = around if isinstance(around, Around) else None
         self._state = DeviceState.of(stage, slots.table, stops.stopped)
         self._columns = DeviceColumns.allocate(stage)
-        self._batch = DeviceBatch(self._columns, vocab_size)
+        self._all_rows = torch.arange(slots.table.shape[0], dtype=torch.int32, device=slots.table.device)
+        self._no_caps = torch.full_like(self._all_rows, NO_CAP)
+        self._newest: tuple[Rows, Tensor] | None = None  # rows and texts of the newest step, which are described here
+        self._batch: EngineBatch  # these rows, without resets; its tensors are those of the columns
+        self._for_proposer: EngineBatch  # the same for the proposer
         self._views: dict[tuple[int, ...], Draft] = {}
         self._sums = DraftSums.allocate(stage)
         self._records = self._sums.records.numpy()
@@ -102,7 +127,7 @@ class DeviceSteps:
     def take(
         self,
         rows: Rows,
-        engine: EngineRows,
+        engine: EngineTensors,
         outputs: DraftOutputs,
         last_sampled: Tensor,
         temperature: Tensor,
@@ -147,13 +172,16 @@ class DeviceSteps:
     def _take(self, rows: Rows, step: DeviceStep, may_exceed: bool) -> None:
         """Take a step, which may draft more than is planned, for its report."""
         self._slots.flush()
-        self._batch.update(rows, step.engine)
+        self._describe(rows, step.engine.all_token_ids)
+        step.order = self._all_rows if rows.kept is None else rows.order
+        step.places = self._all_rows if rows.kept is None else rows.places
         size = len(rows.names)
         is_reported = step.is_reported = may_exceed and size > 0
         draft_length = self._runner.buffer.draft_length if is_reported else step.plan.draft_length
         has_record = is_reported or (size * draft_length > 0 and self._stage.engine_tokens > 0)
         step.has_record = has_record
-        step.caps = self._batch.caps(rows, step.plan)
+        caps = rows.caps_of(step.plan)
+        step.caps = self._no_caps if caps is None else caps
         step.draft = self._view(size, draft_length)
         if step.draft.drawn is not None:
             step.draft.drawn.fill_(True)
@@ -166,13 +194,21 @@ class DeviceSteps:
         step.has_record = has_record and step.has_drafted
         step.draft = self._view(size, step.plan.draft_length)
 
+    def _describe(self, rows: Rows, texts: Tensor) -> None:
+        """Describe the batch of a step, unless it is that of the step before."""
+        if self._newest is not None and self._newest[0] is rows and self._newest[1] is texts:
+            return
+        self._newest = rows, texts
+        self._batch = self._columns.batch(rows, texts, self._vocab_size)
+        self._for_proposer = self._batch.with_new(self._columns.counts[NUM_NEW, : len(rows.names)], ())
+
     def _draft(self, step: DeviceStep) -> None:
         """Begin a step, and draft; the proposer's own kernels begin and finish it where that can be."""
         around = self._around or Around()
         around.begin = self._begin(step)
         around.finish = None
         resets = self._slots.take_resets()
-        batch = replace(self._batch.view, reset_slots=resets) if resets else self._batch.view
+        batch = replace(self._batch, reset_slots=resets) if resets else self._batch
         size = batch.batch_size
         observes = step.reports and self._stage.has_observers
         if self._around is None or observes or not step.draft.draft_length:
@@ -198,14 +234,15 @@ class DeviceSteps:
 
     def _begin(self, step: DeviceStep) -> RowWork:
         """Return what the step begins with; a report needs more drafts than the policy's caps allow."""
-        caps = self._batch.no_caps if step.is_reported else step.caps
-        return self._launches.begin(self._state, self._columns, self._batch, step, caps)
+        caps = self._no_caps if step.is_reported else step.caps
+        return self._launches.begin(self._state, self._columns, step, caps)
 
     def _finish(self, step: DeviceStep, *, has_drafted: bool) -> RowWork:
         """Return what the step finishes with, if its proposer has drafted or not."""
         adds = step.is_reported and has_drafted and not step.is_cut
         number = Number(self._recorded + 1 if step.has_record and has_drafted else 0)
-        return self._launches.finish(self._state, self._columns, self._sums, self._batch, step, adds, number)
+        inputs = self._state, self._columns, self._sums, step
+        return self._launches.finish(*inputs, adds=adds, number=number, vocab_size=self._vocab_size)
 
     def engine_tokens(self) -> int:
         """Return how many tokens the engine's own drafter should draft in the next step; see `engine_tokens_after`.
@@ -228,10 +265,10 @@ class DeviceSteps:
         size, draft_length = step.draft.token_ids.shape
         if not runner.is_ready(resets):
             _begin_now(around)
-            runner.ingested[self._batch.view.slots] = counts[KNOWN, :size]
+            runner.ingested[self._batch.slots] = counts[KNOWN, :size]
             return False
         missed = runner.take_resets()
-        batch = replace(self._batch.for_proposer, reset_slots=missed) if missed else self._batch.for_proposer
+        batch = replace(self._for_proposer, reset_slots=missed) if missed else self._for_proposer
         if runner.step(batch, counts[LIMITS, :size], step.draft, run=partial(self._run, around)):
             return True
         self._views.clear()  # a proposer can even resize its own view
@@ -274,11 +311,12 @@ class DeviceSteps:
             found = self._views[batch_size, draft_length] = self._runner.buffer.view(batch_size, draft_length)
         return found
 
-    def _warm_up(self, engine: EngineRows, outputs: DraftOutputs, last_sampled: Tensor) -> None:
+    def _warm_up(self, engine: EngineTensors, outputs: DraftOutputs, last_sampled: Tensor) -> None:
         """Compile the kernels, or load them from their cache."""
         nowhere = outputs._replace(ids=outputs.ids[:0])
         step = DeviceStep(engine, nowhere, last_sampled, self._columns.temperature, NO_SPECULATION, True)
-        step.caps = self._batch.no_caps
+        step.order = step.places = self._all_rows
+        step.caps = self._no_caps
         step.draft = self._view(0, 0)
         begin = self._begin(step)
         finish = self._finish(step, has_drafted=False)

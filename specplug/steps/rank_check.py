@@ -7,14 +7,14 @@ Every rank verifies its own drafts.  Drafts that differ give wrong text without 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from specplug.errors import EngineError
 from specplug.interfaces import Proposer
-from specplug.types.tensors import checksum, to_device
+from specplug.types.tensors import checksum
 
 CHECKED_EVERY = 64
 """Steps between two comparisons."""
@@ -27,27 +27,23 @@ class RankCheck:
         proposers: the rank's proposers, by name.
         rank: its number.
         broadcast: overwrites a contiguous tensor with rank 0's, without waiting; all ranks call it alike.
-        device: device of the proposers and of the drafts.
     """
 
-    def __init__(
-        self, proposers: Mapping[str, Proposer], rank: int, broadcast: Callable[[Tensor], object], device: torch.device
-    ) -> None:
+    def __init__(self, proposers: Mapping[str, Proposer], rank: int, broadcast: Callable[[Tensor], object]) -> None:
         self.every = CHECKED_EVERY
         self._proposers = proposers
         self._rank = rank
         self._broadcast = broadcast
-        self._device = device
         self._steps = 0
         self._names: list[str] = []
         self._differs = torch.zeros(0, dtype=torch.bool)  # [P] on the device: since the start, by checksum
         self._arrived = self._differs  # the same in host memory, once the copy has arrived
 
-    def after_step(self, slots: Sequence[int], drafts: Tensor) -> None:
+    def after_step(self, slots: Tensor, drafts: Tensor) -> None:
         """Count a step with drafts, and compare if it is time.
 
         Args:
-            slots: of the rows that may draft, at least one.
+            slots: [B] int64, of the rows that may draft, at least one.
             drafts: what the engine gets of all rows, contiguous, of 4 or 8 bytes per value.
 
         Raises:
@@ -66,11 +62,10 @@ class RankCheck:
         if self._steps % self.every == 0:
             self._compare(slots, drafts)
 
-    def _compare(self, slots: Sequence[int], drafts: Tensor) -> None:
+    def _compare(self, slots: Tensor, drafts: Tensor) -> None:
         sums = {"drafts": checksum(drafts.view(torch.int32))}
-        (on_device,) = to_device([torch.tensor(slots)], self._device)
         for name, proposer in self._proposers.items():
-            sums |= {f"{name}'s {part}": value for part, value in proposer.checksums(on_device).items()}
+            sums |= {f"{name}'s {part}": value for part, value in proposer.checksums(slots).items()}
         own = torch.stack(list(sums.values()))
         if not self._names:
             self._names = list(sums)

@@ -50,30 +50,9 @@ class RunningRequest:
 
 
 NO_CAP = 1 << 30
-_GENERATION, _END, _CAP, _GRAMMAR, _VERIFIER, _STOPS = range(6)
 
-
-@dataclass(frozen=True, slots=True)
-class SlotRows:
-    """The table's rows of one batch, in its order; all on the device.
-
-    Attributes:
-        generations: [B] int64.
-        ends: [B] int32, maximum length of prompt and output together, in tokens.
-        caps: [B] int32, most draft tokens per step that the request allows; `NO_CAP` if it sets no limit.
-        grammar: [B] bool, whether the request has a grammar.
-        verifier: [B] bool, whether the request names the server's verifier.
-        acceptance_threshold: [B] float32, the request's threshold for it; NaN for none.
-        stop_ids: [B, M] int64, padded with -1.
-    """
-
-    generations: Tensor
-    ends: Tensor
-    caps: Tensor
-    grammar: Tensor
-    verifier: Tensor
-    acceptance_threshold: Tensor
-    stop_ids: Tensor
+GENERATION, END, CAP, GRAMMAR, VERIFIER, STOP_IDS = range(6)
+"""Columns of the slot table; stop ids begin at the last one."""
 
 
 class SlotTable:
@@ -81,7 +60,7 @@ class SlotTable:
 
     Args:
         max_slots: S, the most requests at a time.
-        device: device of the table, [S, 5 + M] int64.
+        device: device of the table, [S, 5 + M] int64, whose columns are named above.
 
     Attributes:
         occupants: by slot, the request that holds it.
@@ -95,7 +74,7 @@ class SlotTable:
         self.occupants: dict[int, RunningRequest] = {}
         self.generations = [0] * max_slots
         self.version = 0
-        self.table = torch.zeros(max_slots, _STOPS + MAX_STOP_IDS, dtype=torch.int64, device=device)
+        self.table = torch.zeros(max_slots, STOP_IDS + MAX_STOP_IDS, dtype=torch.int64, device=device)
         self._changed: set[int] = set()
         self._reset: set[int] = set()
 
@@ -121,19 +100,15 @@ class SlotTable:
         self._reset.clear()
         return reset
 
-    def rows(self, slots: Tensor) -> SlotRows:
-        """Gather the rows of `slots` [B]."""
+    def verifiers(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Return whether the request in each of `slots` [B] names the server's verifier, and its threshold for that.
+
+        Returns:
+            [B] bool and [B] float32, NaN for none.
+        """
         self.flush()
-        rows = self.table[slots.long()]
-        return SlotRows(
-            generations=rows[:, _GENERATION],
-            ends=rows[:, _END].int(),
-            caps=rows[:, _CAP].int(),
-            grammar=rows[:, _GRAMMAR].bool(),
-            verifier=rows[:, _VERIFIER].bool(),
-            acceptance_threshold=rows[:, _VERIFIER].int().view(torch.float32),
-            stop_ids=rows[:, _STOPS:],
-        )
+        bits = self.table[slots.long(), VERIFIER].int()
+        return bits != 0, bits.view(torch.float32)
 
     def flush(self) -> None:
         """Write the changed rows to the device, in one copy that nothing waits for."""

@@ -19,12 +19,6 @@ DraftResult = tuple[str, int, int]
 """A request's id and the numbers of its draft tokens that a step verified and accepted."""
 
 
-def until_stop(result: DraftResult, received: int) -> DraftResult:
-    """Return the result of drafts as far as its client received tokens of the step, like `Outcome.until_stop`."""
-    name, _, accepted = result
-    return result if received > accepted else (name, received - 1, received - 1)
-
-
 class Bounds(NamedTuple):
     """Limits that a request sets itself: on its prompt and output in tokens, and on draft tokens per step."""
 
@@ -197,7 +191,7 @@ class StepPlanner(Generic[R]):
         """
         if not self.reads_costs:
             return
-        self._unread.append((step, results, ended, drafts.read()))
+        self._unread.append((step._replace(rows=()), results, ended, drafts.read()))
         if self.steps >= self._holds_until:
             self._read()
 

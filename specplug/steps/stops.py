@@ -15,7 +15,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from specplug.steps.slots import SlotRows
+from specplug.steps.rows import Rows
 
 
 class StopDetector:
@@ -32,20 +32,17 @@ class StopDetector:
         """[S], the generation of each slot that has stopped."""
         self._back = torch.arange(max_draft_length, -1, -1, device=device)
 
-    def after(
-        self, tokens: Tensor, table_rows: Tensor, slots: Tensor, lengths: Tensor, emitted: Tensor, rows: SlotRows
-    ) -> Tensor:
+    def after(self, rows: Rows, tokens: Tensor, table_rows: Tensor, lengths: Tensor, emitted: Tensor) -> Tensor:
         """Return [B] int32, the number of a step's emitted tokens that come after a stop.
 
         Args:
+            rows: the B rows.
             tokens: [R, L] int32, the token table.
             table_rows: [B], the row of each request in it.
-            slots: [B].
             lengths: [B] int32, including the emitted tokens.
             emitted: [B] int32.
-            rows: the slot table's rows of the batch.
         """
-        slots = slots.long()
+        slots = rows.device_slots
         place = lengths[:, None] - 1 - self._back  # of the newest N + 1 tokens, oldest first
         newest = tokens[table_rows.long()[:, None].to(tokens.device), place.clamp(min=0).to(tokens.device)]
         fresh = self._back < emitted[:, None]

@@ -10,9 +10,9 @@ each step whose results are pending.  The two large ones are in `specplug.types.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ __all__ = [
     "StepPlan",
     "StepRecord",
     "Verdict",
+    "until_stop",
 ]
 
 
@@ -137,6 +138,11 @@ class Outcome:
         return verified, torch.minimum(self.accepted, verified)
 
 
+def until_stop(verified: int, accepted: int, received: int) -> tuple[int, int]:
+    """Return what `Outcome.until_stop` does for one row, of which a client received so many tokens, on the host."""
+    return (verified, accepted) if received > accepted else (received - 1, received - 1)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
     """The result of each row's draft; all tensors are [B] int32 on the engine's device.
@@ -227,6 +233,7 @@ class StepRecord(NamedTuple):
         step, requests, batch_size: of that plan, see `StepReport`; `step` is -1 if the step is not to be reported.
         began: start time in seconds.
         cost: its cost, of 0 seconds; None if it is not timed.
+        rows: what the runner keeps of the engine's rows until their results arrive.
     """
 
     plan: StepPlan = NO_SPECULATION
@@ -235,6 +242,7 @@ class StepRecord(NamedTuple):
     batch_size: int = 0
     began: float = 0.0
     cost: StepCost | None = None
+    rows: Sequence[Any] = ()
 
     def verifying(self, count: int) -> StepRecord:
         """Return the step with `count` draft tokens in place of those it was launched with, if it is timed."""

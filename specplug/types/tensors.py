@@ -109,6 +109,12 @@ def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     return _unpack(packed.to(device, non_blocking=True), tensors)
 
 
+def on_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return values of the host as a tensor [n] on a device, by one copy, which nothing waits for."""
+    staged = torch.tensor(values, dtype=dtype)
+    return staged.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else staged.to(device)
+
+
 def _pack(tensors: Sequence[Tensor]) -> Tensor:
     """Return the bits of bool, 4-byte and 8-byte tensors as one [n] int32; 8 bytes come first, so they are aligned."""
     flat = [(it.int() if it.dtype is torch.bool else it.contiguous()).reshape(-1) for it in _in_order(tensors)]

@@ -13,14 +13,15 @@ from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext
 from specplug.plugins.registry import default_registry
 from specplug.settings.model import Settings
+from specplug.steps.device_steps import Launches
 from specplug.steps.draft_report import NO_DRAFTS
 from specplug.steps.draft_stage import DraftStage
-from specplug.steps.kernels.columns import Launches
+from specplug.steps.rows import Rows
 from specplug.steps.slots import RunningRequest, SlotAllocator
 from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.request import BEGINS, Request, RequestEvent
 from specplug.types.step import Draft, StepPlan
-from specplug_sglang.scheduler.batches import BatchRows, Decoding
+from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.scheduler.drafts import Drafts
 from specplug_sglang.verification.trees import TokenTable
 
@@ -47,7 +48,7 @@ class Engine:
         self.allocator = SlotAllocator(SLOTS, CPU, self._tell)
         self.drafts = Drafts(stage, self.table, self.allocator.slots, caps, VOCAB, launches=launches)
         self.allocator.engine_slot = self.slot_of.__getitem__
-        self._rows: BatchRows | None = None
+        self._rows: Rows | None = None
 
     def _tell(self, event: RequestEvent) -> None:
         if event.kind not in BEGINS:
@@ -69,7 +70,7 @@ class Engine:
 
     def finish(self, name: str, visible: int | None) -> None:
         if visible is not None:
-            self.drafts.ingest(BatchRows(self.allocator, [SimpleNamespace(rid=name)], CPU), visible)
+            self.drafts.ingest(Rows(self.allocator, [name]), visible)
         self.allocator.finish(name, aborted=visible is None, visible=visible)
         del self.slot_of[name]
 
@@ -77,8 +78,8 @@ class Engine:
         self, names: list[str], lengths: dict[str, int], plan: StepPlan, engine_ids: Tensor | None = None
     ) -> Draft | None:
         """Draft for a batch, after SGLang's own drafter's `engine_ids` [B, G]; None if nothing is drafted."""
-        if self._rows is None or not self._rows.are_of(self.allocator, [SimpleNamespace(rid=name) for name in names]):
-            self._rows = BatchRows(self.allocator, [SimpleNamespace(rid=name) for name in names], CPU)
+        if self._rows is None or not self._rows.are_of(names):
+            self._rows = Rows(self.allocator, names)
         reqs = [SimpleNamespace(rid=name, grammar=None) for name in names]
         slots = torch.tensor([self.slot_of[name] for name in names])
         before = torch.tensor([lengths[name] - 1 for name in names])

@@ -6,9 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.steps.trim import SurvivalTrimmer
+from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.step import StepPlan
-from tests.adapters.sglang_engine import DRAFT_LENGTH, Engine, run
+from tests.adapters.sglang_engine import DRAFT_LENGTH, SLOTS, VOCAB, Engine, run
 from tests.steps.oracle import Scripted, random_script, scripted_stage
+from tests.steps.tools import Recorder, stage_of
 
 
 @settings(max_examples=50, deadline=None)
@@ -38,14 +40,13 @@ def test_drafts_that_cost_passes_are_not_made_for_reports():
     assert reported == [[0.5, 0.25, 0.125, 0.0625], None]
 
 
-def test_the_end_of_a_text_is_remembered():
+def test_the_end_of_a_text_reaches_proposers():
     """The tokens of its last step, too, although no step drafted after them."""
-    engine, answer = Engine(), [0, 1, 2, 3, 1, 1, 2, 0, 3, 3]
+    proposer, answer = Recorder(incremental=True), [0, 1, 2, 3, 1]
+    caps = EngineCaps(DRAFT_LENGTH, ragged=Ragged.PADDED)
+    stage = stage_of({"one": proposer}, caps, SurvivalTrimmer(), vocab_size=VOCAB, max_slots=SLOTS)
+    engine = Engine(stage=stage)
     engine.start("one", 1, [2, 2, 1, 0], 40)
-    draft = engine.propose(["one"], {"one": 4}, StepPlan(DRAFT_LENGTH))
-    engine.verify(draft, [answer])
+    engine.verify(engine.propose(["one"], {"one": 4}, StepPlan(DRAFT_LENGTH)), [answer])
     engine.finish("one", 4 + len(answer))
-    engine.start("other", 2, [3, 0, *answer[:6]], 40)
-    found = engine.propose(["other"], {"other": 8}, StepPlan(DRAFT_LENGTH))
-    assert found is not None
-    assert found.token_ids[0].tolist() == answer[6:]
+    assert proposer.texts == {(1, 1): [2, 2, 1, 0, *answer]}

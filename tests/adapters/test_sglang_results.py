@@ -44,8 +44,8 @@ def request(*, tokens: int = 1, ended: bool = False, through_stop: int = 0) -> A
     )
 
 
-def launched(results: Results, reqs: list[Any]) -> None:
-    verified = SimpleNamespace(cap_lens=torch.full((len(reqs),), LENGTH + 1))
+def launched(results: Results, reqs: list[Any], verified: int = LENGTH) -> None:
+    verified = SimpleNamespace(cap_lens=torch.full((len(reqs),), verified + 1))
     results.add(0.0, reqs, LENGTH, verified, NO_DRAFTS)
 
 
@@ -57,6 +57,8 @@ def launched(results: Results, reqs: list[Any]) -> None:
         (4, 2, (1, 1, 1, 2)),  # a stop within the draft: the end is a token that any step emits
         (4, 5, (1, 4, 4, 5)),  # at its very end
         (0, 1, (1, 4, 0, 1)),
+        (4, 1, (1, 0, 0, 1)),
+        (4, 0, (1, 0, 0, 0)),  # it had ended before
     ],
 )
 def test_drafts_count_up_to_the_end_that_sglang_finds_after_the_step(accepted, ends, counted):
@@ -72,7 +74,20 @@ def test_drafts_count_up_to_the_end_that_sglang_finds_after_the_step(accepted, e
     results.settle()
     total = counts.snapshot({}).total
     assert (total.target_steps, total.verified, total.accepted, total.emitted) == counted
+    assert counts.snapshot({}).by_source["eagle"].target_steps == 1, "it had a draft, also if nothing of it counts"
     assert planner.finished == [[("r", *counted[1:3])]]
+
+
+@pytest.mark.parametrize(("cap", "source"), [(0, "off"), (3, "none")])
+def test_rows_without_drafts_count_by_whether_they_might_draft(cap, source):
+    counts, planner = OutcomeCounts("eagle", LENGTH), Planner()
+    planner.plan = StepPlan(LENGTH, caps={"r": cap})
+    results = Results(planner, None, counts)  # type: ignore[arg-type]
+    launched(results, [request()], verified=0)
+    results.verified([0])
+    results.settle()
+    rows = {name: each.target_steps for name, each in counts.snapshot({}).by_source.items() if each.target_steps}
+    assert rows == {source: 1}
 
 
 def test_a_request_that_ended_while_sglang_ran_ahead_is_not_counted():

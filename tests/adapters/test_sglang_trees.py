@@ -112,38 +112,15 @@ def test_nodes_are_those_of_plain_loops(trees, data):
     assert (found.sees is None) is not trees
 
 
-@given(data=st.data())
-def test_a_walk_meets_no_padding_and_no_token_twice(data):
-    draft, last = data.draw(drafts(trees=data.draw(st.booleans())))
-    found = nodes_after(last, draft)
-    for row in range(draft.batch_size):
-        met, ends = [], [0]
-        while ends:
-            node = int(found.child[row, ends.pop()])
-            beside = []
-            while node != -1:
-                beside.append(node)
-                node = int(found.sibling[row, node])
-            tokens = found.tokens[row, beside].tolist()
-            assert len(set(tokens)) == len(tokens)
-            met += beside
-            ends += beside
-        assert len(set(met)) == len(met)
-        assert all(0 < node <= int(draft.lengths[row]) for node in met)
-
-
-@given(data=st.data())
-def test_a_tree_without_branches_is_the_chain(data):
-    chain, last = data.draw(drafts(trees=False))
-    tree = Draft.allocate(chain.batch_size, chain.draft_length, trees=True)
-    tree.token_ids.copy_(chain.token_ids)
-    tree.lengths.copy_(chain.lengths)
-    one, other = (nodes_after(last, it) for it in (chain, tree))
-    for name in ("tokens", "positions", "child", "sibling"):
-        assert torch.equal(getattr(one, name), getattr(other, name))
-    full = chain_sees(chain.batch_size, chain.draft_length + 1, last.device)
-    for row, length in enumerate(chain.lengths.tolist()):  # what padding sees is nobody's business
-        assert torch.equal(full[row, : length + 1], other.sees[row, : length + 1])
+def test_each_node_of_a_chain_sees_those_before_it():
+    """As in a tree without branches; what padding sees is nobody's business."""
+    tree = Draft.allocate(2, 4, trees=True)
+    tree.set_row(0, [1, 2, 3, 4], 0.5)
+    tree.set_row(1, [1, 2], 0.5)
+    sees = nodes_after(torch.tensor([0, 0]), tree).sees
+    full = chain_sees(2, 5, torch.device("cpu"))
+    for row, length in enumerate((4, 2)):
+        assert torch.equal(full[row, : length + 1], sees[row, : length + 1])
 
 
 def test_masks_take_little_more_than_a_byte_a_cell():

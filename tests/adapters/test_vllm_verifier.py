@@ -219,12 +219,12 @@ def decide_v2(
 def test_v2_a_lossy_verifier_decides_for_who_asks() -> None:
     batch = [Row([1, 2], 0.0, 1, 9, 0), Row([1, 2], 0.0, 2, 9, 0)]
     thresholds = torch.tensor([torch.nan, 0.25])
-    rows = SimpleNamespace(verifier=torch.tensor([False, True]), acceptance_threshold=thresholds)
     running = {
         slot: SimpleNamespace(request=SimpleNamespace(options=RequestOptions(verifier=name)))
         for slot, name in ((1, None), (2, "careless"))
     }
-    slots = SimpleNamespace(rows=lambda slots: rows, occupants=running, version=1)
+    chosen = torch.tensor([False, True])
+    slots = SimpleNamespace(verifiers=lambda slots: (chosen, thresholds), occupants=running, version=1)
     drafting = counting(slots=slots)
     baseline = torch.full((2, DRAFT_LENGTH + 1), 7), torch.tensor([1, 1], dtype=torch.int32)
     lenient = Lenient()

@@ -32,7 +32,7 @@ def test_figures_are_those_of_a_loop_over_rows(seed):
         sampled = [[7] * draw.randint(0, count) for count in most]
         num_tokens = np.array([draw.randint(1, 8) for _ in names], np.int32)
         proposer.drafting = SimpleNamespace(scheduled=scheduled)
-        rows = proposer._rows(names, sampled, num_tokens, table)
+        rows = proposer._tensors(names, sampled, num_tokens, table)
         assert rows.idx_mapping.tolist() == list(range(6))
         assert rows.total_len.tolist() == num_tokens.tolist()
         for row, ids in enumerate(sampled):

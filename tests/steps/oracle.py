@@ -17,18 +17,17 @@ from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext, Proposer, Trimmer
 from specplug.plugins.registry import default_registry
 from specplug.settings.model import Faults, Settings
-from specplug.steps.device_steps import DeviceSteps
+from specplug.steps.device_step import DraftOutputs, EngineTensors
+from specplug.steps.device_steps import DeviceSteps, Launches
 from specplug.steps.draft_report import NO_DRAFTS, DraftReport, may_report, survival_sums
 from specplug.steps.draft_stage import DraftStage
-from specplug.steps.engine_rows import DraftOutputs, EngineRows
-from specplug.steps.kernels.columns import Launches
 from specplug.steps.rows import Rows
 from specplug.steps.slots import RunningRequest, SlotAllocator
 from specplug.steps.stops import StopDetector
 from specplug.steps.trim import SurvivalTrimmer
 from specplug.types.caps import Distribution, EngineCaps, ProposerCaps
 from specplug.types.request import Reference, Request, RequestOptions
-from specplug.types.step import Draft, EngineBatch, Outcome, StepPlan
+from specplug.types.step import Draft, Outcome, StepPlan
 from tests.steps.tools import stage_of
 from tests.steps.transfers import POISON, view_of
 from tests.steps.trim_tools import random_costs
@@ -100,7 +99,7 @@ class Engine:
         if launches is not None:
             assert DeviceSteps.applies(self.stage)
             numbers = torch.zeros(1, dtype=torch.int32, device=device)
-            rows = EngineRows(numbers, self.lengths, self.texts, numbers, numbers)
+            rows = EngineTensors(numbers, self.lengths, self.texts, numbers, numbers)
             like = rows, self._outputs(1), self.last
             self._by_device = DeviceSteps(self.stage, self.allocator.slots, self.stops, VOCAB, launches, like=like)
 
@@ -149,7 +148,7 @@ class Engine:
         self.stage.metrics.record_on_host(emitted)
 
     def _facts_of(self, names: list[str]) -> Rows:
-        if self._facts is None or not self._facts.hold(self.allocator, names):
+        if self._facts is None or not self._facts.are_of(names):
             self._facts = Rows(self.allocator, names)
         return self._facts
 
@@ -175,7 +174,7 @@ class Engine:
         self, steps: DeviceSteps, facts: Rows, columns: Sequence[Tensor], plan: StepPlan, outputs: DraftOutputs
     ) -> None:
         slots, emitted, rejected = map(self._view, columns)
-        engine = EngineRows(slots, self._view(self.lengths), self.texts, emitted, rejected)
+        engine = EngineTensors(slots, self._view(self.lengths), self.texts, emitted, rejected)
         heat = view_of(self._layout, torch.zeros(SLOTS, device=self.device))
         if self.stage.engine_tokens:
             engine = engine._replace(engine_ids=self._view(self._engine_ids(slots)))
@@ -213,34 +212,27 @@ class Engine:
 
     def _draft_of_stage(self, facts: Rows, columns: Sequence[Tensor], plan: StepPlan) -> Draft:
         slots, emitted, rejected = columns
-        rows, lengths = self.allocator.slots.rows(slots), self.lengths[slots]
-        batch = EngineBatch(
-            slots=slots,
-            generations=rows.generations,
-            rows=slots,
-            tokens=self.texts,
-            lengths=lengths,
+        lengths = self.lengths[slots]
+        batch = facts.batch(
+            self.texts,
+            slots,
+            lengths,
+            VOCAB,
             sampled=emitted > 0,
-            room=rows.ends - lengths,
             temperature=torch.zeros(len(slots)),
-            grammar=rows.grammar,
-            vocab_size=VOCAB,
-            reset_slots=self.allocator.slots.take_resets(),
-            barriers=facts.barriers,
             engine_ids=self._engine_ids(slots).int() if self.stage.engine_tokens else None,
         )
         accepted = (emitted - 1).clamp(min=0)
-        after = self.stops.after(batch.tokens, slots, slots, lengths, emitted, rows)
+        after = self.stops.after(facts, batch.tokens, slots, lengths, emitted)
         verified = torch.where(emitted > 0, accepted + rejected, 0)
         self.stage.observe(batch, Outcome(verified, accepted, emitted, after_stop=after))
         caps = torch.tensor([plan.caps.get(name, 99) for name in facts.names], dtype=torch.int32)
         if not self.reports_expected or not may_report(self.stage):
             self.reports.append(NO_DRAFTS)
-            return self.stage.trim(
-                batch, self.stage.propose(batch, plan.draft_length, torch.minimum(rows.caps, caps)), plan
-            )
-        draft = self.stage.propose(batch, DRAFT_LENGTH, rows.caps)
-        counts = (emitted > 0) & (rows.caps > 0) & (self.stops.stopped[slots] != rows.generations)
+            draft = self.stage.propose(batch, plan.draft_length, torch.minimum(facts.caps, caps))
+            return self.stage.trim(batch, draft, plan)
+        draft = self.stage.propose(batch, DRAFT_LENGTH, facts.caps)
+        counts = (emitted > 0) & (facts.caps > 0) & (self.stops.stopped[slots] != facts.generations)
         has_failed = self.stage.runners[0].has_failed
         self.reports.append(NO_DRAFTS if has_failed else DraftReport(survival_sums(draft, counts).tolist()))
         draft.shorten(caps.clamp(max=plan.draft_length))

@@ -16,6 +16,7 @@ import torch
 from specplug.grammar.drafts import complete
 from specplug.grammar.states import AllowedState
 from specplug.interfaces import Trimmer
+from specplug.steps.device_step import EngineTensors
 from specplug.steps.trim import SurvivalTrimmer
 from specplug.testing.batches import make_batch
 from specplug.types.caps import Distribution, EngineCaps
@@ -73,10 +74,15 @@ def completed(token):
 def cut_by_the_scheduler(token):
     """vLLM's worker drafts, and its scheduler cuts what the grammar forbids."""
     drafting = object.__new__(Drafting)
-    drafting.plan = StepPlan(draft_length=1)
-    stage = SimpleNamespace(propose=lambda *_: written(token), trim=lambda _batch, draft, _plan: draft)
-    drafting.stage = stage
-    draft = drafting._draft(make_batch([[1]], grammar=[True], vocab_size=3), torch.ones(1, dtype=torch.int32))
+    drafting.plan, drafting.grammars, drafting.scheduled, drafting.vocab_size = StepPlan(1), {}, {}, 3
+    drafting.stops = SimpleNamespace(after=lambda *_: None)
+    drafting.stage = SimpleNamespace(
+        observe=lambda *_: None, propose=lambda *_: written(token), trim=lambda _batch, draft, _plan: draft
+    )
+    batch = make_batch([[1]], grammar=[True], vocab_size=3)
+    rows = SimpleNamespace(names=("a",), batch=lambda *_, **__: batch, caps=torch.ones(1), caps_of=lambda plan: None)
+    one = torch.ones(1, dtype=torch.int32)
+    draft = drafting.take(rows, EngineTensors(one - 1, one, batch.tokens, one, one - 1))
     draft.shorten(torch.tensor([int(token != 2)]))
     return draft
 

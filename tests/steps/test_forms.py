@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 
 from specplug.steps.draft_report import UNIT, survival_sums
 from specplug.steps.sanitize import sanitize_arrays, sanitize_tensors
-from specplug.steps.step_planner import until_stop
 from specplug.steps.trim import SurvivalTrimmer, admitted, best_count
 from specplug.types.paths import ROOT
 from specplug.types.plan import TrimLimits, first_rise
-from specplug.types.step import CostPoint, Draft, Outcome
+from specplug.types.step import CostPoint, Draft, Outcome, until_stop
 from tests.steps.trim_tools import Case, bits, random_case
 
 VOCAB = 5
@@ -148,5 +147,5 @@ def test_drafts_count_alike_up_to_a_stop_on_the_host_and_in_tensors(rows):
     rows = [(verified + accepted, accepted, min(after_stop, accepted)) for verified, accepted, after_stop in rows]
     verified, accepted, after_stop = torch.tensor(rows, dtype=torch.int32).unbind(1)
     found = torch.stack(Outcome(verified, accepted, accepted + 1, after_stop=after_stop).until_stop(), 1)
-    expected = [until_stop(("a", *row[:2]), row[1] + 1 - row[2])[1:] for row in rows]
+    expected = [until_stop(*row[:2], row[1] + 1 - row[2]) for row in rows]
     assert list(map(tuple, found.tolist())) == expected

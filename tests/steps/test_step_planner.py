@@ -218,8 +218,10 @@ def test_a_report_is_read_at_once_as_its_memory_is_used_again(built):
     memory = np.array([2, 1 << 12], np.int64)
     for _ in range(3):
         step_planner.make(["a", "aa"])
-        step_planner.finish(launch(step_planner, 1.0, 2, 4, 30, 1), [], 1.5, DraftReport(memory))
+        step = launch(step_planner, 1.0, 2, 4, 30, 1)._replace(rows=("a", "aa"))
+        step_planner.finish(step, [], 1.5, DraftReport(memory))
         memory += 1 << 12
+        assert not any(kept.rows for kept, *_ in step_planner._unread), "requests are let go"
     step_planner.make(["a", "aa"])
     assert [report.expected for report in planner.reports] == [[1.0], [2.0], [3.0]]
 

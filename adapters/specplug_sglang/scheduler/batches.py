@@ -8,84 +8,15 @@ SGLang restores a batch after the step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specplug.steps.rows import Rows
-from specplug.steps.slots import NO_CAP, SlotAllocator, SlotRows
-from specplug.types.step import EngineBatch, StepPlan
 from specplug_sglang.config import resolved_args
-from specplug_sglang.verification.trees import TokenTable, Verification, on_device
-
-
-class BatchRows(Rows):
-    """Rows of B requests, kept from step to step while the same requests hold the same slots.
-
-    What lies on the device of batches and drafts is copied there once a step drafts.
-    """
-
-    def __init__(self, allocator: SlotAllocator, reqs: Sequence[Any], device: torch.device) -> None:
-        super().__init__(allocator, [req.rid for req in reqs])
-        self._reqs = list(reqs)
-        self._table = allocator.slots
-        self._device = device
-
-    def are_of(self, allocator: SlotAllocator, reqs: Sequence[Any]) -> bool:
-        """Return whether these are still the rows of `reqs`, a list."""
-        return self._version == allocator.slots.version and self._reqs == reqs
-
-    def view(
-        self, tokens: Tensor, slots: Tensor, lengths: Tensor, vocab_size: int, engine_ids: Tensor | None = None
-    ) -> EngineBatch:
-        """Describe the batch with the token table [S, L] int32, `slots` [B] int64, and `lengths` [B] known tokens.
-
-        `engine_ids` [B, G] is what SGLang's own drafter has drafted, if it has.
-        """
-        lengths = lengths.to(torch.int32)
-        return EngineBatch(
-            slots=slots,
-            generations=self.table.generations,
-            rows=slots,
-            tokens=tokens,
-            lengths=lengths,
-            sampled=self._all,
-            room=self.table.ends - lengths,
-            temperature=self.temperature,
-            grammar=self.table.grammar,
-            vocab_size=vocab_size,
-            reset_slots=self._table.take_resets(),
-            barriers=self.barriers,
-            request_ids=self.names,
-            requests=self.requests,
-            engine_ids=None if engine_ids is None else engine_ids.int(),
-        )
-
-    @cached_property
-    def table(self) -> SlotRows:
-        """The slot table's rows."""
-        return self._table.rows(on_device(self.slots, torch.int64, self._device))
-
-    @cached_property
-    def temperature(self) -> Tensor:
-        """The requests' temperatures, [B] float32."""
-        temperatures = [request.temperature for request in self.requests]
-        return on_device(temperatures, torch.float32, self._device)
-
-    @cached_property
-    def limits(self) -> Tensor | None:
-        """The most draft tokens per step that each request allows, [B] int32; None if none sets a limit."""
-        caps = [request.options.cap for request in self.requests]
-        if all(cap is None for cap in caps):
-            return None
-        return on_device([NO_CAP if cap is None else cap for cap in caps], torch.int32, self._device)
-
-    @cached_property
-    def _all(self) -> Tensor:
-        """[B] bool, all true."""
-        return torch.ones(len(self.slots), dtype=torch.bool, device=self._device)
+from specplug_sglang.verification.trees import TokenTable, Verification
 
 
 class Decoding(NamedTuple):
@@ -101,15 +32,11 @@ class Decoding(NamedTuple):
     """
 
     reqs: Sequence[Any]
-    rows: BatchRows
+    rows: Rows
     slots: Tensor
     before: Tensor
     is_constrained: bool
     engine_ids: Tensor | None = None
-
-    def caps(self, plan: StepPlan) -> list[int] | None:
-        """Return the most draft tokens of each row; None if no row is capped."""
-        return [plan.draft_length_for(req.rid) for req in self.reqs] if plan.caps else None
 
 
 def prepare(batch: Any, verified: Verification, mask: Tensor | None, *, keeps_states: bool) -> None:

@@ -20,20 +20,21 @@ from specplug.interfaces import PluginContext
 from specplug.operator.server_planner import ServerPlanner
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
+from specplug.steps.device_steps import launches_for
 from specplug.steps.draft_report import NO_DRAFTS
-from specplug.steps.kernels.columns import launches_for
 from specplug.steps.outcome_counts import OutcomeCounts
+from specplug.steps.rows import Rows
 from specplug.steps.slots import SlotAllocator
 from specplug.steps.step_planner import Bounds
 from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, RequestEvent
+from specplug.types.tensors import on_device
 from specplug_sglang.config import drafter, engine_caps, least_captured, resolved, rows_of_pool, use_of
 from specplug_sglang.requests import bounds_of, finished_prefills, prompt_of, running_request, text_length
-from specplug_sglang.scheduler.batches import BatchRows
 from specplug_sglang.scheduler.drafts import Drafts
 from specplug_sglang.scheduler.endings import visible_tokens
 from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.scheduler.results import Results
-from specplug_sglang.verification.trees import TokenTable, on_device
+from specplug_sglang.verification.trees import TokenTable
 
 
 class Drafting:
@@ -96,7 +97,7 @@ class Drafting:
         self.allocator = SlotAllocator(context.max_slots, self.device, self._tell)
         self.allocator.engine_slot = lambda rid: int(self.held[rid][0].kv.req_pool_idx)
         self.held: dict[str, tuple[Any, int]] = {}
-        self.rows = BatchRows(self.allocator, (), self.device)
+        self.rows = Rows(self.allocator, ())
         self.length = self.caps.max_draft_length
         self.drafts: Drafts | None = None
         self.table: TokenTable | None = None
@@ -202,7 +203,7 @@ class Drafting:
             visible = visible_tokens(req)
             if visible is not None and not aborted and rid in self.allocator and len(req.output_ids) > 1:
                 with self._in_stream():
-                    self.drafts.ingest(BatchRows(self.allocator, [req], self.device), visible)
+                    self.drafts.ingest(Rows(self.allocator, [rid]), visible)
         self.allocator.finish(rid, aborted=aborted, visible=visible)
         self.results.settle()
         self.step_planner.forget([rid])
@@ -273,23 +274,19 @@ class Drafting:
         if self._module is not None:
             self._stream = self._module.current_stream()
         self.results.settle()
-        if not self.rows.are_of(self.allocator, reqs):
+        if not self.rows.are_of(reqs):
             self.admit(reqs)
-            self.rows = BatchRows(self.allocator, reqs, self.device)
-        length = self._plan(reqs)
+            self.rows = Rows(self.allocator, [req.rid for req in reqs], reqs)
+        plan = self.step_planner.make(reqs)
+        length = plan.draft_length
+        if plan.caps and length:  # a captured length that covers the longest row
+            longest = max(plan.draft_length_for(req.rid) for req in reqs)
+            length = min(least_captured(self.caps, longest), length)
         self.length = self.ranks.agree(length) if self._agrees else length
         if self.drafts is not None:
             self.drafts.report = NO_DRAFTS
             self.drafts.reports_expected = self.step_planner.wants_report
         return self.length
-
-    def _plan(self, reqs: Sequence[Any]) -> int:
-        """Plan a step; return its draft length, a captured one that covers the longest row."""
-        plan = self.step_planner.make(reqs)
-        if not plan.caps or not plan.draft_length:
-            return plan.draft_length
-        longest = max(plan.draft_length_for(req.rid) for req in reqs)
-        return min(least_captured(self.caps, longest), plan.draft_length)
 
     def add_launched(self, reqs: Sequence[Any], draft_length: int, result: Any) -> None:
         """Queue a launched step until its results arrive; see `Results.add`."""

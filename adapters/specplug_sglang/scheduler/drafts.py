@@ -15,18 +15,19 @@ import torch
 from torch import Tensor
 
 from specplug.faults import FaultGuard
-from specplug.steps.device_steps import DeviceSteps
+from specplug.steps.device_step import DraftOutputs, EngineTensors
+from specplug.steps.device_steps import DeviceSteps, Launches
 from specplug.steps.draft_report import NO_DRAFTS, DraftReport, may_report, survival_sums
 from specplug.steps.draft_stage import DraftStage
-from specplug.steps.engine_rows import DraftOutputs, EngineRows
-from specplug.steps.kernels.columns import Launches
+from specplug.steps.rows import Rows
 from specplug.steps.slots import SlotTable
 from specplug.steps.stops import StopDetector
 from specplug.types.caps import EngineCaps
 from specplug.types.step import NO_SPECULATION, Draft, EngineBatch, Outcome, StepPlan, Verdict
-from specplug_sglang.scheduler.batches import BatchRows, Decoding
+from specplug.types.tensors import on_device
+from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.scheduler.grammar import GrammarCompleter
-from specplug_sglang.verification.trees import TokenTable, on_device
+from specplug_sglang.verification.trees import TokenTable
 
 
 class _Unreported(NamedTuple):
@@ -90,7 +91,7 @@ class Drafts:
         self._ones = torch.ones(len(table), dtype=torch.int32, device=self._device)
         by_row = self._ones.long()
         engine_tokens = self.stage.engine_tokens
-        self._rows = EngineRows(
+        self._rows = EngineTensors(
             idx_mapping=by_row,
             total_len=by_row,
             all_token_ids=table,
@@ -156,8 +157,7 @@ class Drafts:
     def _propose_by_stage(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
         self.flush()
         view = self._view(batch, batch.before + 1)
-        caps = batch.caps(plan)
-        limits = None if caps is None else on_device(caps, torch.int32, self._device)
+        limits = batch.rows.caps_of(plan)
         draft = self._proposed(batch, view, draft_length, limits)
         if self._is_fixed and self._has_failed():
             return None
@@ -174,10 +174,10 @@ class Drafts:
         """Return the stage's drafts of at most `draft_length` tokens, and `limits` [B] per row; report them if due."""
         if not (self.reports_expected and self._may_report):
             return self.stage.propose(view, draft_length, limits)
-        whole = self.stage.propose(view, self._longest, batch.rows.table.caps)
+        whole = self.stage.propose(view, self._longest, batch.rows.caps)
         if not self._has_failed():
             self._see_ends(batch)
-            rows = batch.rows.table
+            rows = batch.rows
             counted = (rows.caps != 0) & (self.stops.stopped[batch.slots] != rows.generations)
             self.report = DraftReport(survival_sums(whole, counted).to("cpu", non_blocking=True))
         draft = whole.view(whole.batch_size, draft_length)
@@ -244,15 +244,15 @@ class Drafts:
             self._steps.take(*inputs, NO_SPECULATION, reports=True)
 
     @torch.inference_mode()
-    def ingest(self, rows: BatchRows, length: int) -> None:
+    def ingest(self, rows: Rows, length: int) -> None:
         """Let proposers ingest the `length` tokens of one request's text before it leaves its slot: `rows` has it.
 
         The tokens of its last step, and of steps without drafts before, are new to them.
         """
         self.flush()
         if any(runner.handle.caps.incremental for runner in self.stage.runners):
-            slots, lengths = (on_device([value], torch.int64, self._device) for value in (*rows.slots, length))
-            self.stage.ingest(rows.view(self._table.tokens, slots, lengths, self._vocab_size))
+            lengths = on_device([length], torch.int32, self._device)
+            self.stage.ingest(rows.batch(self._table.tokens, rows.device_slots, lengths, self._vocab_size))
 
     def _outcome(self, batch: Decoding, verified: Tensor, emitted: Tensor) -> tuple[EngineBatch, Outcome]:
         """Return the batch after a step, and its outcome."""
@@ -270,9 +270,10 @@ class Drafts:
 
     def _view(self, batch: Decoding, lengths: Tensor) -> EngineBatch:
         """Describe the batch with `lengths` [B] known tokens."""
-        return batch.rows.view(self._table.tokens, batch.slots, lengths, self._vocab_size, batch.engine_ids)
+        engine_ids = None if batch.engine_ids is None else batch.engine_ids.int()
+        inputs = self._table.tokens, batch.slots, lengths.int(), self._vocab_size
+        return batch.rows.batch(*inputs, engine_ids=engine_ids)
 
     def _after_stop(self, batch: Decoding, lengths: Tensor, emitted: Tensor) -> Tensor:
         """Return [B] int32: how many of the `emitted` [B] newest of `lengths` [B] tokens come after a stop."""
-        slots = batch.slots
-        return self.stops.after(self._table.tokens, slots, slots, lengths.int(), emitted, batch.rows.table)
+        return self.stops.after(batch.rows, self._table.tokens, batch.slots, lengths.int(), emitted)

@@ -25,10 +25,11 @@ from torch.nn.functional import pad
 from specplug.seams.seam import hook
 from specplug.types.draft import NO_TOKEN
 from specplug.types.step import Draft
+from specplug.types.tensors import on_device
 from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.scheduler.engine_workers import PlannedWorker
 from specplug_sglang.scheduler.worker import extra_context_len
-from specplug_sglang.verification.trees import choose_operations, cut, on_device
+from specplug_sglang.verification.trees import choose_operations, cut
 
 _workers: WeakKeyDictionary[Any, ExtendedWorker] = WeakKeyDictionary()
 """By the target's worker, the one that drafts for it."""

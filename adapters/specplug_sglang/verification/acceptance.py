@@ -24,9 +24,10 @@ from torch import Tensor
 from specplug.errors import EngineError
 from specplug.metrics import LossyCounter
 from specplug.seams.seam import hook
+from specplug.types.tensors import on_device
 from specplug_sglang.config import lossy_arguments, resolved_args, verifies_greedily
 from specplug_sglang.requests import inexact_feature
-from specplug_sglang.verification.trees import Nodes, on_device
+from specplug_sglang.verification.trees import Nodes
 
 
 def grammar_tree(nodes: Nodes) -> Any:

@@ -14,7 +14,6 @@ next step sees the newest tokens however far ahead the host is.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
@@ -27,12 +26,6 @@ from torch import Tensor
 
 from specplug.launching import power_of_two
 from specplug.types.step import Draft
-
-
-def on_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return host values as a tensor [n] on `device`; on a GPU by one asynchronous copy without a sync."""
-    staged = torch.tensor(values, dtype=dtype)
-    return staged.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else staged.to(device)
 
 
 class TokenTable:

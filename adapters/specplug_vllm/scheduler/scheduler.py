@@ -20,9 +20,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from specplug.cost.store import UNKNOWN
 from specplug.operator.server_planner import ServerPlanner
 from specplug.steps.outcome_counts import OutcomeCounts
-from specplug.steps.step_planner import UNREPORTED, Bounds, DraftResult, until_stop
+from specplug.steps.step_planner import UNREPORTED, Bounds, DraftResult
 from specplug.types.request import EngineEventKind
-from specplug.types.step import StepCost, StepPlan, StepRecord
+from specplug.types.step import StepCost, StepPlan, StepRecord, until_stop
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import (
     drafter_of,
@@ -152,7 +152,10 @@ class PlanningMixin:
         self._results = []
         if results:
             received = {each.request_id: len(each.new_token_ids) for each in sent if each.finish_reason is not None}
-            results = [until_stop(result, received.get(result[0], result[2] + 1)) for result in results]
+            results = [
+                (name, *until_stop(verified, accepted, received.get(name, accepted + 1)))
+                for name, verified, accepted in results
+            ]
         if self.counts is not None:
             self._count(self._launched[0].plan if self._launched else self.step_planner.plan, results, sent)
         if self._launched:

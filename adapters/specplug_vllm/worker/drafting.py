@@ -9,7 +9,7 @@ on V2; docs/design.md says why their drafts are equal.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,14 +19,15 @@ from torch import Tensor
 
 from specplug.assembly import build_draft_stage
 from specplug.plugins.registry import default_registry
+from specplug.steps.device_step import EngineTensors
 from specplug.steps.draft_stage import DraftStage
-from specplug.steps.engine_rows import EngineRows
 from specplug.steps.rows import Rows
-from specplug.steps.slots import SlotAllocator, SlotRows, Tokens
+from specplug.steps.slots import SlotAllocator, Tokens
 from specplug.steps.stops import StopDetector
 from specplug.types.caps import Distribution
 from specplug.types.request import EngineEvent, EngineEventKind
-from specplug.types.step import Draft, EngineBatch, Outcome, StepPlan
+from specplug.types.step import Draft, Outcome, StepPlan
+from specplug.types.tensors import to_device
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import plugin_context, require_settings
 from specplug_vllm.requests import DraftRules, running_request, tokens_of
@@ -50,14 +51,6 @@ def ranks() -> tuple[int, Broadcast | None]:
     warm = nccl is not None and seams.available("nccl") and not nccl.disabled
     several = group.world_size > 1
     return group.rank_in_group, partial((communicator if warm else group).broadcast, src=0) if several else None
-
-
-def keep_rows(engine: EngineRows, kept: Tensor | list[int] | None) -> EngineRows:
-    """Return the engine's tensors with these rows alone in `idx_mapping` and the counts; all rows if `kept` is None."""
-    if kept is None:
-        return engine
-    names = ("idx_mapping", "num_sampled", "num_rejected", *["engine_ids"] * (engine.engine_ids is not None))
-    return engine._replace(**{name: getattr(engine, name)[kept] for name in names})
 
 
 class Drafting:
@@ -195,70 +188,34 @@ class Drafting:
             emitted = [has for name, has in zip(names, emitted, strict=True) if name not in self.allocator.ignored]
         self.stage.metrics.record_on_host(sum(map(bool, emitted)), planned=False)
 
-    def take(self, facts: Rows, engine: EngineRows, slots: Tensor, temperature: Tensor) -> Draft:
+    def take(self, rows: Rows, engine: EngineTensors, temperature: Tensor | None = None) -> Draft:
         """Report what the engine's step found to the draft stage, and draft for the rows that may draft.
 
         Args:
-            facts: these rows.
-            engine: the engine's tensors, see `keep_rows`.
-            slots: [B], the rows' slots.
-            temperature: [B] float32.
+            rows: these rows.
+            engine: the engine's tensors of these rows; their token table is indexed by `idx_mapping`.
+            temperature: [B] float32; None for that of the requests.
         """
-        rows = self.slots.rows(slots)
         places = engine.idx_mapping
         emitted = engine.num_sampled
         lengths = engine.total_len[places]
-        of_rows = places, engine.all_token_ids, lengths, emitted > 0, temperature
-        batch = self._batch(facts, rows, slots, *of_rows, engine_ids=engine.engine_ids)
+        inputs = engine.all_token_ids, places, lengths
+        batch = rows.batch(
+            *inputs, self.vocab_size, sampled=emitted > 0, temperature=temperature, engine_ids=engine.engine_ids
+        )
         accepted = (emitted - 1).clamp(min=0)
         outcome = Outcome(
             verified=torch.where(emitted > 0, accepted + engine.num_rejected, 0),
             accepted=accepted,
             emitted=emitted,
-            after_stop=self.stops.after(batch.tokens, places, slots, lengths, emitted, rows),
+            after_stop=self.stops.after(rows, *inputs, emitted),
         )
-        self.stage.observe(batch, step_metadata.add_grammars(self.grammars, outcome, facts.names, self.scheduled))
-        return self._draft(batch, rows.caps)
-
-    def _draft(self, batch: EngineBatch, caps: Tensor) -> Draft:
-        """Draft for a batch; `caps` [B] int32 bounds each row."""
-        if self.plan.caps and batch.request_ids is not None:
-            policy = [self.plan.caps.get(name, self.caps.max_draft_length) for name in batch.request_ids]
-            caps = torch.minimum(caps, self.on_device(policy))
+        self.stage.observe(batch, step_metadata.add_grammars(self.grammars, outcome, rows.names, self.scheduled))
+        policy = rows.caps_of(self.plan)
+        caps = rows.caps if policy is None else torch.minimum(rows.caps, policy)
         draft = self.stage.propose(batch, self.plan.draft_length, caps)
         trimmed = self.stage.trim(batch, draft, self.plan)
         return trimmed.as_one_hot(batch.grammar)  # the scheduler cuts these rows depending on their tokens
-
-    def _batch(
-        self,
-        facts: Rows,
-        of_slots: SlotRows,
-        slots: Tensor,
-        places: Tensor,
-        table: Tensor,
-        lengths: Tensor,
-        sampled: Tensor,
-        temperature: Tensor,
-        engine_ids: Tensor | None = None,
-    ) -> EngineBatch:
-        """Describe rows whose tokens are at `places` of the engine's table; the others are fields of the batch."""
-        return EngineBatch(
-            slots=slots,
-            generations=of_slots.generations,
-            rows=places,
-            tokens=table,
-            lengths=lengths,
-            sampled=sampled,
-            room=of_slots.ends - lengths,
-            temperature=temperature,
-            grammar=of_slots.grammar,
-            vocab_size=self.vocab_size,
-            reset_slots=self.slots.take_resets(),
-            barriers=facts.barriers,
-            request_ids=facts.names,
-            requests=facts.requests,
-            engine_ids=engine_ids,
-        )
 
     @torch.inference_mode()
     def ingest_end(self, name: str, table: Tensor, row: int, visible: int) -> None:
@@ -275,20 +232,8 @@ class Drafting:
         proposers = [runner.handle.caps for runner in self.stage.runners]
         if self.plan.draft_length or name not in self.allocator or not any(it.incremental for it in proposers):
             return
-        facts = Rows(self.allocator, [name])
-        slots = self.on_device(facts.slots).long()
-        lengths = self.on_device([visible])
-        of_slots = self.slots.rows(slots)
-        places = self.on_device([row])
-        batch = self._batch(facts, of_slots, slots, places, table, lengths, lengths > 0, lengths.float())
-        self.stage.ingest(batch)
-
-    def on_device(self, values: Sequence[int]) -> Tensor:
-        """Return `values` as [n] int32 on the batches' device, without waiting for the copy."""
-        tensor = torch.tensor(values, dtype=torch.int32)
-        if self.device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self.device, non_blocking=True)
+        lengths, places = to_device([torch.tensor([it], dtype=torch.int32) for it in (visible, row)], self.device)
+        self.stage.ingest(Rows(self.allocator, [name]).batch(table, places, lengths, self.vocab_size))
 
     def close(self) -> None:
         """Release proposers, threads and files, once; also called at the end of the process."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from specplug.seams.seam import hook
+from specplug.steps.device_step import EngineTensors
 from specplug.steps.draft_report import engine_tokens_after
-from specplug.steps.engine_rows import EngineRows
 from specplug.steps.rows import Rows
 from specplug.types.step import NO_SPECULATION, Draft
 from specplug_vllm import seams
@@ -79,12 +79,12 @@ class ExtendedProposer(V1Proposer):
 
     def _engine_counts(self, rows: int) -> list[int]:
         """Return how many tokens at the beginning of each row's draft are the drafter's."""
-        kept = None if self._facts is None else self._facts.kept
+        kept = None if self._rows is None else self._rows.kept
         counts = dict(zip(range(rows) if kept is None else kept, self._from_engine, strict=False))  # none if it failed
         return [counts.get(row, 0) for row in range(rows)]
 
-    def _draft(self, facts: Rows, rows: EngineRows) -> Draft:
-        draft = super()._draft(facts, rows._replace(engine_ids=self._engine_ids[: len(rows.idx_mapping)]))
+    def _draft(self, rows: Rows, engine: EngineTensors) -> Draft:
+        draft = super()._draft(rows, engine._replace(engine_ids=self._engine_ids[: len(engine.idx_mapping)]))
         if draft.draft_length:
             self._from_engine = (draft.source == len(draft.sources) - 1).sum(1).tolist()
             self._unused = 0 if any(self._from_engine) else self._unused + 1

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specplug.steps.engine_rows import DraftOutputs, EngineRows
+from specplug.steps.device_step import DraftOutputs, EngineTensors
 from specplug_vllm import seams
 from specplug_vllm.config import engine_tokens
 from specplug_vllm.worker.stage_steps import UNLIKELY
@@ -69,8 +69,8 @@ class ExtendedSpeculator(Speculator):
             write_one_hot(self._engine_logits, input_batch.idx_mapping, ids, from_engine, temperature)
         return ids
 
-    def _rows(self, slots: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> EngineRows:
-        return super()._rows(slots, num_sampled, num_rejected)._replace(engine_ids=self._drafted)
+    def _tensors(self, slots: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> EngineTensors:
+        return super()._tensors(slots, num_sampled, num_rejected)._replace(engine_ids=self._drafted)
 
     def _outputs(self, rows: int) -> DraftOutputs:
         outputs = super()._outputs(rows)

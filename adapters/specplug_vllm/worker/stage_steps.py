@@ -5,16 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specplug.steps.device_steps import DeviceSteps
+from specplug.steps.device_step import DraftOutputs, EngineTensors
+from specplug.steps.device_steps import DeviceSteps, launches_for
 from specplug.steps.draft_report import NO_DRAFTS
-from specplug.steps.engine_rows import DraftOutputs, EngineRows
-from specplug.steps.kernels.columns import launches_for
 from specplug.steps.rows import Rows
 from specplug.types.step import Draft, StepPlan
-from specplug_vllm.worker.drafting import Drafting, keep_rows
+from specplug_vllm.worker.drafting import Drafting
 
 
-def device_steps(drafting: Drafting, like: tuple[EngineRows, DraftOutputs, Tensor]) -> DeviceSteps | None:
+def device_steps(drafting: Drafting, like: tuple[EngineTensors, DraftOutputs, Tensor]) -> DeviceSteps | None:
     """Return what takes all steps by kernels, if that applies; `like` has the types that `take` receives."""
     launches = launches_for(drafting.device)
     if launches is None or not DeviceSteps.applies(drafting.stage):
@@ -34,7 +33,6 @@ class StageSteps:
 
     def __init__(self, drafting: Drafting) -> None:
         self._drafting = drafting
-        self._kept: tuple[Rows, Tensor | None] | None = None
 
     def engine_tokens(self) -> int:
         """Return how many tokens vLLM's own drafter should draft in the next step: all."""
@@ -42,8 +40,8 @@ class StageSteps:
 
     def take(
         self,
-        facts: Rows,
-        engine: EngineRows,
+        rows: Rows,
+        engine: EngineTensors,
         outputs: DraftOutputs,
         last_sampled: Tensor,
         temperature: Tensor,
@@ -59,20 +57,13 @@ class StageSteps:
         for tensor in (outputs.confidence, outputs.from_engine):
             if tensor is not None:
                 tensor.zero_()
-        if not facts.names:
+        if not rows.names:
             return NO_ROWS
-        kept = self.kept_rows(facts)
-        engine = keep_rows(engine, kept)
-        slots = engine.idx_mapping
-        draft = self._drafting.take(facts, engine, slots, temperature[slots])
+        kept = None if rows.kept is None else rows.order
+        engine = engine.keep(kept)
+        draft = self._drafting.take(rows, engine, temperature[engine.idx_mapping])
         _write(draft, outputs, kept)
         return draft
-
-    def kept_rows(self, facts: Rows) -> Tensor | None:
-        """Return the indices of the rows that may draft, on the device; None if all may."""
-        if self._kept is None or self._kept[0] is not facts:
-            self._kept = facts, None if facts.kept is None else self._drafting.on_device(facts.kept)
-        return self._kept[1]
 
 
 NO_ROWS = Draft.of_rows([], [], 0)

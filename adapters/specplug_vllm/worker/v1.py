@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from specplug.seams.seam import hook
-from specplug.steps.engine_rows import EngineRows
+from specplug.steps.device_step import EngineTensors
 from specplug.steps.rows import Rows
 from specplug.types.step import Draft
 from specplug.verify.draft_distribution import write_probs
 from specplug_vllm import seams
 from specplug_vllm.startup import engine_config, recurrent
 from specplug_vllm.worker import hooks, status, verifier, workarounds
-from specplug_vllm.worker.drafting import Drafting, keep_rows, ranks
+from specplug_vllm.worker.drafting import Drafting, ranks
 
 _CPU = torch.device("cpu")
 
@@ -44,7 +44,7 @@ class V1Proposer:
         device = torch.device(vllm_config.device_config.device)
         self._runner: Any = None
         self.is_warmup = False
-        self._facts: Rows | None = None
+        self._rows: Rows | None = None
         self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks()[0] == 0 else None
         if self.drafting is not None:
             self._draft_probs = self.drafting.engine_distributions(device)
@@ -104,32 +104,32 @@ class V1Proposer:
         if drafting is None or self._runner is None or self.is_warmup:
             return []
         names = self._runner.input_batch.req_ids[: len(sampled_token_ids)]
-        facts = self._facts
-        if facts is None or not facts.hold(drafting.allocator, names):
-            facts = self._facts = Rows(drafting.allocator, names)
+        rows = self._rows
+        if rows is None or not rows.are_of(names):
+            rows = self._rows = Rows(drafting.allocator, names)
         if drafting.may_skip:
             drafting.count(names, sampled_token_ids)
             return []
-        if not facts.names:
+        if not rows.names:
             return []
-        draft = self._draft(facts, self._rows(names, sampled_token_ids, num_tokens_no_spec, token_ids_cpu))
+        draft = self._draft(rows, self._tensors(names, sampled_token_ids, num_tokens_no_spec, token_ids_cpu))
         if drafting.is_idle:
             return []
         lists = [ids[:count] for ids, count in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
-        if facts.kept is None:
+        if rows.kept is None:
             return lists
         by_row: list[list[int]] = [[] for _ in names]
-        for row, ids in zip(facts.kept, lists, strict=True):
+        for row, ids in zip(rows.kept, lists, strict=True):
             by_row[row] = ids
         return by_row
 
-    def _rows(
+    def _tensors(
         self,
         names: list[str],
         sampled: list[list[int]],
         num_tokens: npt.NDArray[np.int32],
         table: npt.NDArray[np.int32],
-    ) -> EngineRows:
+    ) -> EngineTensors:
         """Wrap the runner's arrays, with what the step emitted and rejected of each row."""
         assert self.drafting is not None
         size = len(names)
@@ -138,7 +138,7 @@ class V1Proposer:
         if scheduled := self.drafting.scheduled:
             rejected += np.fromiter(map(len, map(scheduled.get, names, repeat(()))), np.int32, size)
             np.maximum(rejected - emitted + 1, 0, out=rejected)
-        return EngineRows(
+        return EngineTensors(
             idx_mapping=torch.arange(size),
             total_len=torch.from_numpy(num_tokens),
             all_token_ids=torch.from_numpy(table),
@@ -148,19 +148,17 @@ class V1Proposer:
         )
 
     @torch.inference_mode()
-    def _draft(self, facts: Rows, rows: EngineRows) -> Draft:
+    def _draft(self, rows: Rows, engine: EngineTensors) -> Draft:
         """Let the draft stage take a step, and pass on the distribution that its drafts were drawn from."""
         assert self.drafting is not None
-        slots = torch.tensor(facts.slots)
-        temperature = torch.tensor([request.temperature for request in facts.requests])
-        draft = self.drafting.take(facts, keep_rows(rows, facts.kept), slots, temperature)
+        draft = self.drafting.take(rows, engine.keep(rows.kept))
         if draft.draft_probs is not None:  # without one they are one-hot to the rejection sampler
             buffer = draft.draft_probs
             if self._draft_probs is not None:
                 buffer = self._draft_probs[: draft.batch_size, : draft.draft_length]
             write_probs(buffer, draft)
             self._runner._draft_probs = buffer
-            self._runner._draft_prob_req_ids = list(facts.names)
+            self._runner._draft_prob_req_ids = list(rows.names)
         return draft
 
 

@@ -16,16 +16,16 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from specplug.errors import describe
 from specplug.faults import end_process
 from specplug.seams.seam import hook
+from specplug.steps.device_step import DraftOutputs, EngineTensors
 from specplug.steps.device_steps import DeviceSteps
 from specplug.steps.draft_report import DraftReport
-from specplug.steps.engine_rows import DraftOutputs, EngineRows
 from specplug.steps.rank_check import RankCheck
 from specplug.steps.rows import Rows
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import cuts_on_device, each_rank_drafts, lossy_method
 from specplug_vllm.startup import graphs, recurrent
 from specplug_vllm.worker import hooks, status, verifier, verifier_v2, workarounds
-from specplug_vllm.worker.drafting import Drafting, keep_rows, ranks
+from specplug_vllm.worker.drafting import Drafting, ranks
 from specplug_vllm.worker.stage_steps import StageSteps, device_steps, write_logits
 
 logger = logging.getLogger("specplug")
@@ -41,7 +41,7 @@ class Speculator(BaseSpeculator):
 
     Attributes:
         drafting: on tensor-parallel rank 0, or on each; None on ranks that receive rank 0's drafts.
-        stage_steps, steps: on ranks that draft, the draft stage, and what takes the steps: kernels, or the stage.
+        steps: on ranks that draft, what takes the steps: kernels, or the draft stage.
         rank_check: on ranks that each draft; otherwise None.
         draft_logits: [S, K, V] float32 by slot, before temperature, that sampled drafts were drawn from; None if no
             proposer states them.
@@ -72,11 +72,11 @@ class Speculator(BaseSpeculator):
         self.drafting = Drafting(vllm_config, device, rank) if each or rank == 0 else None
         self.rank_check: RankCheck | None = None
         if each and self.drafting is not None and self._broadcast is not None:
-            self.rank_check = RankCheck(self.drafting.stage.proposers, rank, self._broadcast, device)
+            self.rank_check = RankCheck(self.drafting.stage.proposers, rank, self._broadcast)
             self._broadcast = None
         self._captured = graphs.captured_lengths(vllm_config) if rank == 0 else {}
         self._outputs_of: dict[int, DraftOutputs] = {}
-        self._facts: Rows | None = None
+        self._rows: Rows | None = None
         self.draft_logits: Tensor | None = None
         self._step: Any = None  # the scheduler's output of the newest step
         self.is_warmup = self._is_idle = False
@@ -85,10 +85,9 @@ class Speculator(BaseSpeculator):
         if self.drafting is not None:
             self.drafting.allocator.engine_slot = lambda name: req_states.req_id_to_index[name]
             self.draft_logits = self.drafting.engine_distributions(device)
-            self.stage_steps = StageSteps(self.drafting)
             counts = torch.zeros(1, dtype=torch.int32, device=device)  # the runner copies slots to the device as int64
-            like = self._rows(counts.long(), counts, counts), self._outputs(slots), req_states.last_sampled_tokens
-            self.steps: DeviceSteps | StageSteps = device_steps(self.drafting, like) or self.stage_steps
+            like = self._tensors(counts.long(), counts, counts), self._outputs(slots), req_states.last_sampled_tokens
+            self.steps: DeviceSteps | StageSteps = device_steps(self.drafting, like) or StageSteps(self.drafting)
             hooks.reserve_memory(self.drafting)
         if self.enable_adaptive_verification:
             seams.require("adaptive")
@@ -183,34 +182,35 @@ class Speculator(BaseSpeculator):
         """Draft for a batch, or receive rank 0's drafts for it; see `propose`."""
         size = input_batch.num_reqs
         if self.drafting is not None:
-            facts = self._facts
-            if facts is None or not facts.hold(self.drafting.allocator, input_batch.req_ids):
-                facts = self._facts = Rows(self.drafting.allocator, input_batch.req_ids)
+            rows = self._rows
+            if rows is None or not rows.are_of(input_batch.req_ids):
+                rows = self._rows = Rows(self.drafting.allocator, input_batch.req_ids)
+                if rows.kept is None:
+                    rows.device_slots = input_batch.idx_mapping.long()  # so that nothing is copied to the device
             reports = self.steps.may_report and step_metadata.of(self._step).reports
             if self.drafting.may_skip and not reports:
                 computed = input_batch.num_computed_prefill_tokens_np + input_batch.num_scheduled_tokens
                 emits = (computed >= input_batch.prefill_len_np).tolist()  # rows whose prompt is complete
                 self.drafting.count(input_batch.req_ids, emits)
                 return
-            rows = self._rows(input_batch.idx_mapping, num_sampled, num_rejected)
+            engine = self._tensors(input_batch.idx_mapping, num_sampled, num_rejected)
             outputs = self._outputs(size)
-            of_rows = rows, outputs, last_sampled, temperature
-            draft = self.steps.take(facts, *of_rows, self.drafting.plan, reports_expected=reports)
+            inputs = engine, outputs, last_sampled, temperature
+            draft = self.steps.take(rows, *inputs, self.drafting.plan, reports_expected=reports)
             self._report = self.steps.report
-            if self.draft_logits is not None and facts.names:
-                kept = self.stage_steps.kept_rows(facts)
-                slots = keep_rows(rows, kept).idx_mapping.long()
-                ids = outputs.ids if kept is None else outputs.ids[kept]
+            if self.draft_logits is not None and rows.names:
+                slots = rows.device_slots
+                ids = outputs.ids if rows.kept is None else outputs.ids[rows.order]
                 write_logits(self.draft_logits, slots, draft, temperature[slots], ids)
         if self._broadcast is not None and not self._is_idle:  # other ranks skip all such steps
             self._broadcast(self._sent[:size])
-        if self.rank_check is not None and self._facts is not None and self._facts.slots:
-            self.rank_check.after_step(self._facts.slots, self._sent[:size])
+        if self.rank_check is not None and self._rows is not None and self._rows.slots:
+            self.rank_check.after_step(self._rows.device_slots, self._sent[:size])
 
-    def _rows(self, slots: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> EngineRows:
+    def _tensors(self, slots: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> EngineTensors:
         """Wrap the runner's tensors."""
         states = self._states
-        return EngineRows(slots, states.total_len.gpu, states.all_token_ids.gpu, num_sampled, num_rejected)
+        return EngineTensors(slots, states.total_len.gpu, states.all_token_ids.gpu, num_sampled, num_rejected)
 
     def _outputs(self, rows: int) -> DraftOutputs:
         """Return where the drafts of so many rows go."""

@@ -190,19 +190,20 @@ class V2Decision:
                 draft_logits[slots, :length] / torch.where(row_temperature == 0, 1.0, row_temperature)[:, None, None]
             )
             draft = replace(draft, distribution=Distribution.LOGITS, draft_logits=logits)
-        rows = None if self._verifier.lossless or self._drafting is None else self._drafting.slots.rows(slots)
+        chosen = thresholds = None
+        if not self._verifier.lossless and self._drafting is not None:
+            chosen, thresholds = self._drafting.slots.verifiers(slots)
         sampling = SamplingBatch(
             (row_temperature != 0).float(),
-            acceptance_threshold=None if rows is None else rows.acceptance_threshold,
+            acceptance_threshold=thresholds,
             all_greedy=self.all_greedy,
         )
         verification = self._verifier.verify(draft, TargetLogits(target_logits, starts), sampling, seed[slots])
         sampled = torch.zeros(len(slots), num_speculative_steps + 1, dtype=torch.int64, device=slots.device)
         sampled[:, : length + 1] = verification.token_ids.clamp(min=0)
-        if rows is None:
+        if chosen is None:
             return sampled, verification.num_emitted
         engine_sampled, num_engine_sampled = original(*args, **kwargs)
-        chosen = rows.verifier
         if verification.departed is not None:
             assert self._drafting is not None
             self._drafting.stage.metrics.lossy.add(verification.num_accepted * chosen, verification.departed * chosen)

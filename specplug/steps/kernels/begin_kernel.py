@@ -11,11 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specplug.steps.engine_rows import EngineRows
+from specplug.steps import slots
+from specplug.steps.device_step import EngineTensors
 from specplug.steps.kernels import columns
 from specplug.steps.kernels.columns import DeviceColumns, DeviceState, Tokens
 
-GENERATION, END, CAP, GRAMMAR, STOP_IDS = map(tl.constexpr, (*range(4), columns.STOP_IDS))
+GENERATION, END, CAP, GRAMMAR, STOP_IDS = map(
+    tl.constexpr, (slots.GENERATION, slots.END, slots.CAP, slots.GRAMMAR, slots.STOP_IDS)
+)
 """Columns of the slot table."""
 
 BASE_LEN, COUNT, SOURCES = map(tl.constexpr, (1, 2, 3))
@@ -33,7 +36,7 @@ OUTCOMES = tl.constexpr(6)
 
 
 class Begin(NamedTuple):
-    """Arguments of `begin_row`; `launches.begin`, `DeviceStep` and `DeviceBatch` describe the others.
+    """Arguments of `begin_row`; `launches.begin` and `DeviceStep` describe the others.
 
     Attributes:
         draft_lengths, base_len: of `draft`.
@@ -43,7 +46,7 @@ class Begin(NamedTuple):
         engine_tokens: G of `DeviceColumns`; if it is 0, `engine.engine_ids` is None.
     """
 
-    engine: EngineRows
+    engine: EngineTensors
     temperatures: Tensor
     order: Tensor
     caps: Tensor

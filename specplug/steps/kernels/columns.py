@@ -1,15 +1,14 @@
-"""Rows of a batch on an engine's device, as kernels write them and plug-ins read them; the state by slot; launches."""
+"""What kernels write of a batch's rows on a device and plug-ins read there; the state by slot; sums over rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specplug.launching import RowWork
 from specplug.steps.draft_stage import DraftStage
+from specplug.steps.rows import Rows
 from specplug.types.draft import NO_TOKEN
 from specplug.types.step import Draft, EngineBatch, Verdict
 
@@ -19,10 +18,6 @@ PROPOSED, VERIFIED, ACCEPTED, CUT, EMITTED, AFTER_STOP = _VERDICT
 
 RECORDS = 8
 """Records of `DraftSums`: engines have two steps in flight, and read a step's record once it has run."""
-
-
-STOP_IDS = 5
-"""Column of the slot table where stop ids begin."""
 
 
 class Tokens(NamedTuple):
@@ -40,6 +35,8 @@ class Tokens(NamedTuple):
 
 class DeviceColumns(NamedTuple):
     """Facts of at most S rows, one entry per row; a batch of B rows uses the first B entries.
+
+    Kernels write them in each step, so they are apart from `Rows`, which the host knows and keeps from step to step.
 
     Attributes:
         counts: [14, S] int32: length, room, known and new tokens, limit, and 1 if `DraftReport` counts the row; length
@@ -81,21 +78,25 @@ class DeviceColumns(NamedTuple):
             taken=Tokens.of(Draft.allocate(max_slots, draft_length, device=buffer.device)),
         )
 
-    def batch(self, batch_size: int, tokens: Tensor, vocab_size: int) -> EngineBatch:
+    def batch(self, rows: Rows, tokens: Tensor, vocab_size: int) -> EngineBatch:
         """Return a batch of B rows whose tensors share the columns' memory; `tokens` [S, L] int32 is by slot."""
-        slots = self.slots[:batch_size]
+        size = len(rows.names)
+        slots = self.slots[:size]
         return EngineBatch(
             slots=slots,
-            generations=self.generations[:batch_size],
+            generations=self.generations[:size],
             rows=slots,
             tokens=tokens,
-            lengths=self.counts[LENGTHS, :batch_size],
-            sampled=self.sampled[:batch_size],
-            room=self.counts[ROOM, :batch_size],
-            temperature=self.temperature[:batch_size],
-            grammar=self.grammar[:batch_size],
+            lengths=self.counts[LENGTHS, :size],
+            sampled=self.sampled[:size],
+            room=self.counts[ROOM, :size],
+            temperature=self.temperature[:size],
+            grammar=self.grammar[:size],
             vocab_size=vocab_size,
-            engine_ids=self.engine_ids[:batch_size] if self.engine_ids.shape[1] else None,
+            barriers=rows.barriers,
+            request_ids=rows.names,
+            requests=rows.requests,
+            engine_ids=self.engine_ids[:size] if self.engine_ids.shape[1] else None,
         )
 
     def read_verdict(self, batch_size: int, sources: tuple[str, ...]) -> tuple[Draft, Verdict]:
@@ -175,23 +176,3 @@ ENDED, OF_ENGINE, ROWS = range(3)
 """Entries of `DraftSums.sums`."""
 STEP = 1 << 32
 """Factor of the step in the first number of a record."""
-
-
-class Launches(NamedTuple):
-    """Functions that return what a kernel does; see `specplug.steps.kernels.launches` for their arguments."""
-
-    begin: Callable[..., RowWork]
-    finish: Callable[..., RowWork]
-
-
-def launches_for(device: torch.device) -> Launches | None:
-    """Return the kernels of a GPU, or of a CPU where Triton's interpreter is on.
-
-    Elsewhere there are none, and the draft stage takes its steps itself: it needs no Triton.
-    """
-    try:
-        from specplug.steps.kernels import launches as kernels
-    except ImportError:
-        return None
-    has_kernels = device.type == "cuda" or (device.type == "cpu" and kernels.INTERPRETED)
-    return Launches(kernels.begin, kernels.finish) if has_kernels else None

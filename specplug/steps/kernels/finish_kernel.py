@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specplug.steps.device_step import DraftOutputs
 from specplug.steps.draft_report import UNIT
-from specplug.steps.engine_rows import DraftOutputs
 from specplug.steps.kernels import columns
 from specplug.steps.kernels.begin_kernel import BASE_LEN, COUNT, COUNTED, LENGTHS, LIMITS, SOURCES, smaller
 from specplug.steps.kernels.columns import DeviceColumns, DeviceState, Tokens
@@ -25,7 +25,7 @@ RECORDS = tl.constexpr(columns.RECORDS)
 
 
 class Finish(NamedTuple):
-    """Arguments of `finish_row`; `launches.finish`, `DeviceStep` and `DeviceBatch` describe the others.
+    """Arguments of `finish_row`; `launches.finish` and `DeviceStep` describe the others.
 
     Attributes:
         draft_lengths: of `draft`.

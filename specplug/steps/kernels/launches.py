@@ -11,10 +11,11 @@ from torch import Tensor
 from triton import knobs
 
 from specplug.launching import Launcher, RowWork, power_of_two
-from specplug.steps.device_step import DeviceBatch, DeviceStep
+from specplug.steps.device_step import DeviceStep
 from specplug.steps.kernels.begin_kernel import Begin, begin_kernel, begin_row
-from specplug.steps.kernels.columns import STOP_IDS, DeviceColumns, DeviceState, DraftSums, Tokens
+from specplug.steps.kernels.columns import DeviceColumns, DeviceState, DraftSums, Tokens
 from specplug.steps.kernels.finish_kernel import Finish, finish_kernel, finish_row
+from specplug.steps.slots import STOP_IDS
 
 INTERPRETED: bool = knobs.runtime.interpret is True
 """Whether Triton's interpreter runs these kernels, on any device: Triton decides this where a kernel is defined."""
@@ -23,7 +24,7 @@ _BEGIN = Launcher(begin_kernel, num_warps=1)
 _FINISH = Launcher(finish_kernel, num_warps=1)
 
 
-def begin(state: DeviceState, columns: DeviceColumns, batch: DeviceBatch, step: DeviceStep, caps: Tensor) -> RowWork:
+def begin(state: DeviceState, columns: DeviceColumns, step: DeviceStep, caps: Tensor) -> RowWork:
     """Return what reports the verified step of B rows to the counters, fills the columns, and empties the draft.
 
     The proposer's tokens are left alone at a draft length of 0.  Stops are noted also if the step is not counted.
@@ -36,7 +37,7 @@ def begin(state: DeviceState, columns: DeviceColumns, batch: DeviceBatch, step: 
     record = Begin(
         engine=engine,
         temperatures=step.temperature.contiguous(),
-        order=batch.order,
+        order=step.order,
         caps=caps,
         state=state,
         rows=columns,
@@ -62,10 +63,11 @@ def finish(
     state: DeviceState,
     columns: DeviceColumns,
     sums: DraftSums,
-    batch: DeviceBatch,
     step: DeviceStep,
+    *,
     adds: bool,
     number: int,
+    vocab_size: int,
 ) -> RowWork:
     """Return what makes drafts safe to verify, stores them until their verdict, and writes the engine's buffers.
 
@@ -75,6 +77,7 @@ def finish(
     Args:
         adds: whether the survival of the drafts is added to the sums, as it is before they are cut to the plan.
         number: number of the step, from 1 on, whose record is written; 0 for none.
+        vocab_size: V.
     """
     max_draft_length = state.ids.shape[1]
     draft = step.draft
@@ -83,7 +86,7 @@ def finish(
     record = Finish(
         idx_mapping=idx_mapping.contiguous(),
         last_sampled=step.last_sampled,
-        places=batch.places,
+        places=step.places,
         caps=step.caps,
         state=state,
         rows=columns,
@@ -101,7 +104,7 @@ def finish(
         columns_count=out.shape[1],
         max_slots=columns.counts.stride(0),
         max_draft_length=max_draft_length,
-        vocab_size=batch.vocab_size,
+        vocab_size=vocab_size,
         num_sources=len(draft.sources),
         engine_source=len(draft.sources) - 1 if columns.engine_ids.shape[1] else len(draft.sources),
         draft_length=draft.draft_length,
@@ -111,4 +114,4 @@ def finish(
     )
     sizes = (power_of_two(max(max_draft_length, out.shape[1])),)
     types = tuple([None if it is None else it.dtype for it in (idx_mapping, step.last_sampled, *step.outputs)])
-    return RowWork(_FINISH, finish_row, record, sizes, types, out.shape[0], batch.places)
+    return RowWork(_FINISH, finish_row, record, sizes, types, out.shape[0], step.places)

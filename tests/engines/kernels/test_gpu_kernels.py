@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from specplug.steps import trim as survival
-from specplug.steps.kernels.columns import launches_for
+from specplug.steps.device_steps import launches_for
 from tests.engines.gpu_compiler import H100, Launch, compiled
 from tests.engines.interpreted import imported_anew
 

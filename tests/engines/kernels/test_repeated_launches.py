@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from specplug.lookup import steps
-from specplug.steps.kernels.columns import Launches, launches_for
+from specplug.steps.device_steps import Launches, launches_for
 from specplug.steps.repeated_launches import Repeated
 from specplug.types.step import StepPlan
 from tests.engines.interpreted import device_kernels

@@ -18,8 +18,8 @@ from specplug.lookup import layout, steps
 from specplug.lookup.steps import LookupSteps
 from specplug.settings.model import Faults
 from specplug.steps import trim as survival
-from specplug.steps.engine_rows import DraftOutputs
-from specplug.steps.kernels.columns import Launches, launches_for
+from specplug.steps.device_step import DraftOutputs
+from specplug.steps.device_steps import Launches, launches_for
 from specplug.types.step import StepPlan
 from tests.engines.interpreted import device_kernels, imported_anew
 from tests.engines.kernels.test_lookup_kernels import MODULES

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from specplug.steps.kernels.columns import Launches
+from specplug.steps.device_steps import Launches
 from tests.engines.launches import most
 from tests.engines.sglang import trees
 from tests.steps.test_no_sync import Watch

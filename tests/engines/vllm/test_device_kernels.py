@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.steps import trim as survival
-from specplug.steps.engine_rows import DraftOutputs
-from specplug.steps.kernels.columns import launches_for
+from specplug.steps.device_step import DraftOutputs
+from specplug.steps.device_steps import launches_for
 from specplug.types.caps import Distribution
 from specplug.types.step import StepPlan
 from tests.engines.interpreted import device_kernels

@@ -107,7 +107,7 @@ def test_after_vllms_drafter_its_own_tokens_keep_their_probabilities(seed):
 
 
 def test_after_a_step_that_failed_no_token_is_vllms_drafters():
-    failed = SimpleNamespace(_facts=SimpleNamespace(kept=[0, 2]), _from_engine=[])
+    failed = SimpleNamespace(_rows=SimpleNamespace(kept=[0, 2]), _from_engine=[])
     assert ExtendedProposer._engine_counts(failed, 3) == [0, 0, 0]
     failed._from_engine = [3, 1]
     assert ExtendedProposer._engine_counts(failed, 3) == [3, 0, 1]

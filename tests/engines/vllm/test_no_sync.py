@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from specplug.steps.device_steps import DeviceSteps
 from specplug.steps.repeated_launches import Repeated
+from specplug_vllm.worker.stage_steps import StageSteps
 from tests.engines.launches import most
 from tests.engines.plain import MAX_TOKENS, assert_greedy, prompts
 from tests.engines.vllm import inside, watching
@@ -181,7 +182,7 @@ def steady_steps(llm: Any, requested: list[list[int]], by_stage: bool = False, t
         for runner in stage.runners:
             patch.setattr(runner, "_arrays", (runner.ingested, runner.generations))
         if by_stage:
-            patch.setattr(speculator, "steps", speculator.stage_steps)
+            patch.setattr(speculator, "steps", StageSteps(speculator.drafting))
         elif isinstance(by_kernels, DeviceSteps):
             noting = {name: noted(name, work_of) for name, work_of in by_kernels._launches._asdict().items()}
             patch.setattr(by_kernels, "_launches", SimpleNamespace(**noting))

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.steps.kernels.columns import launches_for
+from specplug.steps.device_steps import launches_for
 from specplug.steps.trim import SurvivalTrimmer
 from specplug.types.step import Draft
 from specplug_sglang.scheduler.batches import Decoding

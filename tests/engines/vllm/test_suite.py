@@ -134,17 +134,17 @@ def seen(llm: Any, params: list[dict[str, Any]]) -> dict[str, Any]:
     ]
     drafting = watching.drafting(llm)
     drafts = set[int]()
-    of_stage = drafting._draft
+    of_stage = drafting.take
 
-    def noting(batch: Any, caps: Any) -> Any:
-        draft = of_stage(batch, caps)
+    def noting(*of_step: Any) -> Any:
+        draft = of_stage(*of_step)
         drafts.update(
             token for ids, n in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True) for token in ids[:n]
         )
         return draft
 
     with watching.stage_takes_steps(llm), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafting, "_draft", noting)
+        patch.setattr(drafting, "take", noting)
         return {**_recorded(llm, RECORDS, lambda: answers(llm, given, params)), "ids": sorted(drafts)}
 
 

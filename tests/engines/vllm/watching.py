@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from specplug_vllm.worker.stage_steps import StageSteps
 from tests.engines.suites.served import wrong_texts
 from tests.engines.vllm.inside import drive, generate, metrics, runner
 
@@ -88,8 +89,8 @@ def stage_takes_steps(llm: Any) -> Iterator[None]:
     """Let the draft stage itself take all steps, whose calls can be noted, instead of kernels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafting(llm).stage, "has_observers", True)
-        if hasattr(drafter(llm), "stage_steps"):
-            patch.setattr(drafter(llm), "steps", drafter(llm).stage_steps)
+        if hasattr(drafter(llm), "steps"):
+            patch.setattr(drafter(llm), "steps", StageSteps(drafter(llm).drafting))
         yield
 
 
