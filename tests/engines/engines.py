@@ -86,6 +86,10 @@ class Engine(Tenant):
             self.stop()
             raise
 
+    def inside(self, function: str | Callable[..., Any], /, **arguments: Any) -> Any:
+        """Run a function where the engine schedules and drafts, which may be another process; else as `call`."""
+        return self.call(function, **arguments)
+
     def name_of(self, function: str | Callable[..., Any]) -> str:
         """Return "module:function" as the host imports it."""
         if isinstance(function, str):

@@ -16,7 +16,7 @@ from tests.engines.launch import TINY
 from tests.engines.server import ForkedServer, Server
 from tests.engines.sglang.engines import Engine
 from tests.engines.sglang.launch import SERVED, SGLANG_CPU, configuration
-from tests.engines.sglang.served import Served
+from tests.engines.suites.served import Served
 
 # The stand-in for a kernel that `test_sampling` calls in this process, from where an engine's processes find it.
 sys.path.append(str(SGLANG_CPU))

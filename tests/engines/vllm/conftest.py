@@ -10,9 +10,8 @@ import pytest
 from tests.engines.engines import Engine, Pool
 from tests.engines.plain import Answers, greedy, prompts
 from tests.engines.server import ForkedServer, Server
-from tests.engines.vllm.launch import SERVED, configuration
-from tests.engines.vllm.referee import RUNNERS, ZOO
-from tests.engines.vllm.served import Served
+from tests.engines.suites.served import Served
+from tests.engines.vllm.launch import RUNNERS, SERVED, ZOO, configuration
 
 NGRAM = {"proposer": "ngram", "policy": "fixed"}
 

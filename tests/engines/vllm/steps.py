@@ -17,7 +17,7 @@ def recorded(llm: Any, requests: list[dict[str, Any]], gamma: int | None = None)
     """Run requests as `inside.drive` does, with the operator's limit `gamma` on the draft length.
 
     Returns:
-        What `inside.drive` returns, and "record": per step that ran any request "drafts" (draft tokens by request id),
+        "outputs", as `inside.drive`, and "record": per step that ran any request "drafts" (draft tokens by request id),
         "prefill" (prompt tokens by request id) and "requested" (how many draft tokens per request were asked for).
     """
     scheduler = inside.scheduler(llm)
@@ -47,7 +47,7 @@ def recorded(llm: Any, requests: list[dict[str, Any]], gamma: int | None = None)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "schedule", schedule)
-        return {**inside.drive(llm, requests), "record": record}
+        return {"outputs": inside.drive(llm, requests), "record": record}
 
 
 def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def requests(count=4, tokens=24, **params):
 def test_what_was_verified_is_what_the_engine_admitted_and_answers_are_as_without(engine, cutting, trim):
     requested = requests(logprobs=3)
     run = cutting.call(steps.cut, requests=requested, trim=trim)
-    expected = engine("v2", installed=False, name="baseline v2").call("inside.drive", requests=requested)["outputs"]
+    expected = engine("v2", installed=False, name="baseline v2").call("inside.drive", requests=requested)
     for name, output in run["outputs"].items():
         assert_same(expected[name], output)
     drafted = [(rows, step["drafts"]) for rows, step in zip(run["verified"], run["record"], strict=True)]
