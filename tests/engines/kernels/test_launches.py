@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines.gpu_compiler import H100, assert_assembly
 from tests.engines.launch import PYTHON, ROOT
 from tests.engines.launches import most
 
@@ -59,9 +60,13 @@ def test_no_argument_is_specialised_for(found: dict[str, Any]) -> None:
     assert {it["name"]: it["specialised"] for it in found["kernels"] if it["specialised"]} == {}
 
 
-@pytest.mark.slow  # each by itself: `test_gpu_kernels`
+def test_the_kernels_compile_for_gpus(found: dict[str, Any]) -> None:
+    for it in found["kernels"]:
+        assert_assembly(it["name"], it["ptx"], H100)
+        assert it["bytes"] > 0
+
+
+@pytest.mark.slow
 def test_the_kernels_compile_for_an_a100() -> None:
     for it in launched("--rows", "1", "--capability", "80")["kernels"]:
-        assert ".target sm_80" in it["ptx"]
-        assert f".entry {it['name']}(" in it["ptx"]
-        assert it["bytes"] > 0
+        assert_assembly(it["name"], it["ptx"], 80)

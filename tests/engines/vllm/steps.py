@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.plain import assert_greedy, greedy
+from tests.engines.plain import assert_greedy, greedy, prompts
 from tests.engines.vllm import inside
 from tests.engines.vllm.watching import counting, drafting, plain_name, stage_takes_steps
 
@@ -95,6 +95,14 @@ def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True) -> dict[str
 
 
 # -- in the test's process -------------------------------------------------------------------------------------------
+
+
+def requests(count: int, tokens: int = 32, apart: int = 2, **params: Any) -> list[dict[str, Any]]:
+    """Return requests that join one by one, so that rows change places."""
+    return [
+        {"id": str(i), "prompt": list(prompt), "at": apart * i, "params": {"max_tokens": tokens, **params}}
+        for i, prompt in enumerate(prompts()[:count])
+    ]
 
 
 def assert_greedy_texts(run: dict[str, Any], requested: list[dict[str, Any]]) -> None:

@@ -29,7 +29,7 @@ PAIRS = {
 ON_DEVICE = ("v2_async", "on the device")
 KINDS = [
     ("v1", "another tokenizer"),
-    ("v1", "one tokenizer"),
+    pytest.param("v1", "one tokenizer", marks=pytest.mark.slow),
     ON_DEVICE,
     pytest.param("v2", "common ids", marks=pytest.mark.slow),  # on the host, as on a CPU
 ]

@@ -11,21 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from specplug_vllm.scheduler.row_lengths import fit_placeholders
-from tests.engines.plain import prompts
 from tests.engines.vllm import graphs, steps, watching
 from tests.engines.vllm.launch import RUNNERS
-from tests.engines.vllm.steps import assert_greedy_texts
+from tests.engines.vllm.steps import assert_greedy_texts, requests
 
 DRAFT_LENGTHS = (0, 1, 3, 8, 2)  # by step, in turn
 CAPS = (None, 1, 6)  # by request, in turn
-
-
-def requests(count, tokens=32, apart=2, **params):
-    """Return requests that join one by one."""
-    return [
-        {"id": str(i), "prompt": list(prompt), "at": apart * i, "params": {"max_tokens": tokens, **params}}
-        for i, prompt in enumerate(prompts()[:count])
-    ]
 
 
 def drafting_rows(record):

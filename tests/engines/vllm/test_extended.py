@@ -17,8 +17,7 @@ from tests.engines.launch import TINY
 from tests.engines.plain import greedy, prompts, tokenizer
 from tests.engines.vllm import inside, steps, watching
 from tests.engines.vllm.launch import RUNNERS
-from tests.engines.vllm.steps import assert_greedy_texts
-from tests.engines.vllm.test_draft_lengths import requests
+from tests.engines.vllm.steps import assert_greedy_texts, requests
 from tests.engines.vllm.test_engine_drafts import assert_drafted_as_anew, passes_by_step
 from tests.engines.vllm.test_no_sync import GIVEN, steady_steps
 
