@@ -68,8 +68,8 @@ class Served:
             the (id, length) of texts that proposers had and clients did not; "left", what is held of ended requests, by
             where; "counts", as `counts`, of this call.
         """
-        given = [{**one, "params": {"max_tokens": MAX_TOKENS, **one.get("params", {})}} for one in requests]
-        return self.engine.call("served.recorded", requests=given, aborts=dict(aborts or {}))
+        complete = [{**one, "params": {"max_tokens": MAX_TOKENS, **one.get("params", {})}} for one in requests]
+        return self.engine.call("served.recorded", requests=complete, aborts=dict(aborts or {}))
 
     def counts(self) -> dict[str, Any]:
         """Return what specplug has counted so far: "total", "by_source", "faults"."""

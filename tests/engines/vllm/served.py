@@ -13,7 +13,7 @@ __all__ = ["answers", "counted", "counts", "recorded"]
 
 def answers(llm: Any, prompts: list[Any], params: list[Params], together: bool = True) -> list[Answer]:
     """Answer all prompts, which always begin together; several answers to one prompt follow each other."""
-    given = [inside.prompt_of(prompt) for prompt in prompts]  # those of other kinds are as vLLM takes them
+    inputs = [inside.prompt_of(prompt) for prompt in prompts]  # those of other kinds are as vLLM takes them
     return [
         {
             **inside.described(completion),
@@ -23,7 +23,7 @@ def answers(llm: Any, prompts: list[Any], params: list[Params], together: bool =
                 for step in output.prompt_logprobs or ()
             ],
         }
-        for output in llm.generate(given, [inside.sampling(own) for own in params], use_tqdm=False)
+        for output in llm.generate(inputs, [inside.sampling(own) for own in params], use_tqdm=False)
         for completion in output.outputs
     ]
 
@@ -36,8 +36,8 @@ def counted(llm: Any, prompts: list[list[int]], params: list[Params]) -> dict[st
     accepted = "vllm:spec_decode_num_accepted_tokens"
     before = inside.metrics(llm)[accepted]
     with watching.counting(llm) as grown:
-        found = answers(llm, prompts, params)
-    return {"answers": found, "accepted_by_vllm": inside.metrics(llm)[accepted] - before, **grown}
+        outputs = answers(llm, prompts, params)
+    return {"answers": outputs, "accepted_by_vllm": inside.metrics(llm)[accepted] - before, **grown}
 
 
 def recorded(llm: Any, requests: Records, aborts: dict[str, list[Any]] | None = None) -> dict[str, Any]:

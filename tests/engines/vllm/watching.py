@@ -31,10 +31,10 @@ def counts(llm: Any) -> dict[str, Any]:
 def counting(llm: Any) -> Iterator[dict[str, Any]]:
     """Yield a dict, which has at the end of the block what was counted in it, as `counts`."""
     metrics_of = drafting(llm).stage.metrics
-    found: dict[str, Any] = {}
+    grown: dict[str, Any] = {}
     before = metrics_of.snapshot()
-    yield found
-    found |= (metrics_of.snapshot() - before).as_dict()
+    yield grown
+    grown |= (metrics_of.snapshot() - before).as_dict()
 
 
 @contextmanager
