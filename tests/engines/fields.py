@@ -87,13 +87,6 @@ def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Situation]]:
         yield row, SITUATIONS[-1 - place]
 
 
-def halves(rows: Sequence[Row]) -> Iterator[Case]:
-    """Yield each row in one of its situations of `pairs`, every third one in the first, so that all values are met."""
-    each = pairs(rows)
-    for number, (first, other) in enumerate(zip(each, each, strict=True)):
-        yield other if number % 3 else first
-
-
 def product(rows: Sequence[Row]) -> Iterator[tuple[Row, Situation]]:
     """Yield each row in every situation."""
     return itertools.product(rows, SITUATIONS)

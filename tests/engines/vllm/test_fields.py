@@ -22,7 +22,6 @@ from tests.engines.fields import (
     assert_complete,
     difference,
     draft_of,
-    halves,
     named,
     pairs,
     product,
@@ -40,13 +39,11 @@ AT_ONCE = {"v1": 1, "v2": 8, "v2_async": 8}
 a request with `logprobs` padding for the likeliest tokens where one beside it has `logprob_token_ids`."""
 
 
-def cases_of(kind: str, how: Callable[..., Iterable[Case]] | None = None) -> list[Case]:
+def cases_of(kind: str, how: Callable[..., Iterable[Case]] = pairs) -> list[Case]:
     """Return the cases of a runner, without those that vLLM itself has no answer to.
 
-    V2 takes its time in Triton's interpreter, so its rows have one situation instead of two, and variants, of which V1
-    has its faults, have every situation or none.
+    V2 takes its time in Triton's interpreter, so variants, of which V1 has its faults, have every situation or none.
     """
-    how = how or (pairs if kind == "v1" else halves)
     rows = [row for row in rows_of(kind, variants=kind == "v1" or how is product) if row.fate != "no text"]
     left_out = [(name, {*values}) for of, name, *values in NOT if of == kind]
     return [
