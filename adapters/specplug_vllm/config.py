@@ -14,7 +14,7 @@ import json
 import os
 from typing import Any, Literal
 
-from specplug.errors import EngineError, SettingsError
+from specplug.errors import SettingsError
 from specplug.interfaces import PluginContext
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER, HYBRID
@@ -69,8 +69,8 @@ def lossy_method(vllm_config: Any) -> str:
     return "" if method in _LOSSLESS_METHODS else f'"rejection_sample_method": "{method}"'
 
 
-def resolve_settings(vllm_config: Any) -> ResolvedSettings | None:
-    """Return the server's settings, or None if it does not enable specplug.
+def require_settings(vllm_config: Any) -> ResolvedSettings:
+    """Return the settings of a server that enables specplug.
 
     The maximum draft length is vLLM's own ``num_speculative_tokens``.  The proposer is a lookup's if that continues
     the drafts of vLLM's own drafter.
@@ -78,7 +78,7 @@ def resolve_settings(vllm_config: Any) -> ResolvedSettings | None:
     Raises:
         SettingsError: the settings are invalid, or their ``num_speculative_tokens`` differs from vLLM's.
     """
-    return _loaded(vllm_config)[0] if use_of(vllm_config) else None
+    return _loaded(vllm_config)[0]
 
 
 def engine_tokens(vllm_config: Any) -> int:
@@ -87,24 +87,10 @@ def engine_tokens(vllm_config: Any) -> int:
 
 
 def _loaded(vllm_config: Any) -> tuple[ResolvedSettings, int]:
-    """Return the settings of a server that enables specplug, and `engine_tokens`."""
     draft_length = vllm_config.speculative_config.num_speculative_tokens
     section = json.dumps(section_of(vllm_config.additional_config), sort_keys=True)
     implied = use_of(vllm_config) == "proposers" and _has_section(vllm_config)
     return _load(section, draft_length, implied, drafter_of(vllm_config), os.environ.get(CONFIG_VARIABLE, ""))
-
-
-def require_settings(vllm_config: Any) -> ResolvedSettings:
-    """Return the settings of a server that enables specplug.
-
-    Raises:
-        EngineError: it does not.
-        SettingsError: see `resolve_settings`.
-    """
-    settings = resolve_settings(vllm_config)
-    if settings is None:
-        raise EngineError.build("specplug is not enabled on this server", who="specplug_vllm")
-    return settings
 
 
 def runner_of(vllm_config: Any) -> Runner:
@@ -164,26 +150,26 @@ def engine_caps(vllm_config: Any) -> EngineCaps:
     )
 
 
-def target_fields(vllm_config: Any) -> dict[str, Any]:
-    """Return what a `PluginContext` holds of the target model; no tokenizer if the server runs without one."""
+def plugin_context(vllm_config: Any, seed: int, **place: Any) -> PluginContext:
+    """Return the context that plug-ins are built with; `place` is the device and the rank, where they matter.
+
+    It has no tokenizer if the server runs without one.
+    """
     model = vllm_config.model_config
     tokenizer = None
     if not model.skip_tokenizer_init:
         from vllm.tokenizers import cached_tokenizer_from_config
 
         tokenizer = cached_tokenizer_from_config(model)
-    return {"target_path": model.model, "target_config": model.hf_config, "target_tokenizer": tokenizer}
-
-
-def plugin_context(vllm_config: Any, seed: int, **place: Any) -> PluginContext:
-    """Return the context that plug-ins are built with; `place` is the device and the rank, where they matter."""
     return PluginContext(
         caps=engine_caps(vllm_config),
-        vocab_size=vllm_config.model_config.get_vocab_size(),
+        vocab_size=model.get_vocab_size(),
         max_slots=vllm_config.scheduler_config.max_num_seqs,
-        max_length=vllm_config.model_config.max_model_len,
+        max_length=model.max_model_len,
         seed=seed,
-        **target_fields(vllm_config),
+        target_path=model.model,
+        target_config=model.hf_config,
+        target_tokenizer=tokenizer,
         **place,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specplug.errors import EngineError, SettingsError
-from specplug_vllm.config import resolve_settings
+from specplug_vllm.config import require_settings
 from specplug_vllm.startup import recurrent
 from specplug_vllm.startup.engine_config import ENABLE, add_section, complete_spec
 
@@ -78,8 +78,7 @@ FILE = "SPECPLUG_CONFIG"
 def test_the_origin_of_a_value_is_who_gave_it(monkeypatch, given, additional_config, environment, expected):
     monkeypatch.setenv("SPECPLUG_CONFIG", json.dumps(environment))
     spec = SimpleNamespace(**{"model": None, **(complete_spec(given, additional_config) or {})})
-    found = resolve_settings(SimpleNamespace(speculative_config=spec, additional_config=additional_config))
-    assert found is not None
+    found = require_settings(SimpleNamespace(speculative_config=spec, additional_config=additional_config))
     assert (found.origins["proposer"], found.origins["num_speculative_tokens"]) == expected
 
 

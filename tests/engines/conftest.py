@@ -5,11 +5,13 @@ and `make test-kernels` name their folders, other runs pass them by.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from tests.engines.engines import Pool
+from tests.engines.engines import Adapter, Engine, Pool
+from tests.engines.server import ForkedServer, Server
 
 collect_ignore = ["vllm", "sglang", "kernels"]
 
@@ -36,6 +38,27 @@ def pool(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) 
     pytestconfig.stash.setdefault(POOLS, []).append(pool)
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def engine(pool: Pool, adapter: Adapter) -> Callable[..., Engine]:
+    """Make an engine: ``engine("v2", {"proposer": "bigram"}, draft_length=4)``; see `configuration` of its `launch`."""
+
+    def make(*args: Any, name: str = "engine", **kwargs: Any) -> Engine:
+        return pool.tenant(adapter.engine, name, adapter.configuration(*args, **kwargs))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def serve(pool: Pool, adapter: Adapter) -> Callable[..., Server]:
+    """Make a server, with arguments as `engine` takes them; `anew` as a user starts one, else it is forked."""
+
+    def make(*args: Any, name: str = "server", anew: bool = False, **kwargs: Any) -> Server:
+        stated = adapter.configuration(*args, **{**adapter.served, **kwargs})
+        return pool.tenant(Server if anew else ForkedServer, name, stated)
+
+    return make
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tests.engines.launch import ROOT, Configuration
 from tests.engines.processes import Host, HostDied, Nursery, Raised
 
-__all__ = ["Engine", "HostDied", "Pool", "Raised", "Tenant"]
+__all__ = ["Adapter", "Engine", "HostDied", "Pool", "Raised", "Tenant"]
 
 CALL_SECONDS = 600.0
 MOST_ALIVE = 5
@@ -86,6 +86,10 @@ class Engine(Tenant):
             self.stop()
             raise
 
+    def inside(self, function: str | Callable[..., Any], /, **arguments: Any) -> Any:
+        """Run a function where the engine schedules and drafts, which may be another process; else as `call`."""
+        return self.call(function, **arguments)
+
     def name_of(self, function: str | Callable[..., Any]) -> str:
         """Return "module:function" as the host imports it."""
         if isinstance(function, str):
@@ -93,6 +97,14 @@ class Engine(Tenant):
             return f"{self.configuration.host.rpartition('.')[0]}.{module}:{name}"
         source = Path(inspect.getsourcefile(function) or "").resolve().relative_to(ROOT)
         return f"{'.'.join(source.with_suffix('').parts)}:{function.__qualname__}"
+
+
+class Adapter(NamedTuple):
+    """An engine of the tests: its class, what describes a launch, and arguments that its servers get beside."""
+
+    engine: type[Engine]
+    configuration: Callable[..., Configuration]
+    served: Mapping[str, Any]
 
 
 class Pool:

@@ -23,6 +23,19 @@ H100 = 90
 """Compute capability 9.0, times ten."""
 
 
+HOLDS = {"ingest_kernel": "add.u32", "remember_kernel": "max.s32"}
+LACKS = {"trim_kernel": "mul.ftz", "draft_kernel": "div", "tree_kernel": "div"}
+"""By kernel what its assembly holds, and what would round otherwise than the reference does."""
+
+
+def assert_assembly(kernel: str, ptx: str, capability: int) -> None:
+    """Assert that a kernel was compiled for a GPU, and computes as the reference does."""
+    assert f".target sm_{capability}" in ptx
+    assert f".entry {kernel}(" in ptx
+    assert HOLDS.get(kernel, "") in ptx
+    assert kernel not in LACKS or LACKS[kernel] not in ptx
+
+
 @dataclass(frozen=True)
 class Launch:
     """How a kernel is launched.

@@ -37,3 +37,21 @@ def device_kernels(*, interpreted: bool) -> Iterator[ModuleType]:
             stack.enter_context(imported_anew(f"specplug.steps.kernels.{it}", interpreted=interpreted)) for it in names
         ]
         yield found[-1]
+
+
+LOOKUP = (
+    "kernel_arithmetic",
+    *(f"{name}_kernels" for name in ("memory", "scan", "corpus", "draft", "tree")),
+    "kernels",
+)
+
+
+@contextmanager
+def lookup_kernels() -> Iterator[ModuleType]:
+    """Import the lookup's kernels anew, interpreted, with so small blocks and few cursors that texts have several."""
+    with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr("specplug.lookup.layout.BLOCK", 32)
+        patch.setattr("specplug.lookup.corpus_search.LOOKED_AT", 4)
+        names = [f"specplug.lookup.{name}" for name in LOOKUP]
+        yield [stack.enter_context(imported_anew(name, interpreted=True)) for name in names][-1]

@@ -27,7 +27,7 @@ from specplug.requests.parsing import FieldParser
 from specplug.seams.seam import hook
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_vllm import seams
-from specplug_vllm.config import resolve_settings, runner_of, use_of
+from specplug_vllm.config import require_settings, runner_of, use_of
 from specplug_vllm.worker import status
 
 _PARSER = "_specplug_parser"  # attribute of an InputProcessor whose server enables specplug
@@ -71,12 +71,12 @@ def _open_http() -> None:
 
 def _init_processor(original: Callable[..., None], processor: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
     original(processor, vllm_config, *args, **kwargs)
-    found = resolve_settings(vllm_config)
-    if found is None:
+    if not use_of(vllm_config):
         return
     model = vllm_config.model_config
     tokenizer = RequestTokenizer(functools.partial(cached_tokenizer_from_config, model))
-    parser = FieldParser(found, model.get_vocab_size(), tokenizer, InvalidRequest, OverloadedRequest)
+    settings = require_settings(vllm_config)
+    parser = FieldParser(settings, model.get_vocab_size(), tokenizer, InvalidRequest, OverloadedRequest)
     setattr(processor, _PARSER, parser)
     if use_of(vllm_config) == "proposers" and runner_of(vllm_config) == "v2":
         from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_LOGIT_BIAS_TOKENS

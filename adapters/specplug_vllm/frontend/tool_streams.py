@@ -117,7 +117,8 @@ def merge(messages: Iterable[Any]) -> Any:
     parts: list[Any] = []
     for message in messages:
         if message is not None:
-            if parts and _first_kind(message) >= _last_kind(parts[-1]):
+            first = min(_kinds(message), default=_NOTHING)
+            if parts and first >= max(_kinds(parts[-1]), default=_REASONING):
                 _append(parts[-1], message)
             else:
                 parts.append(message)
@@ -151,14 +152,6 @@ _REASONING, _CONTENT, _CALLS, _NOTHING = range(4)  # in the order in which vLLM 
 def _kinds(message: Any) -> list[int]:
     present = message.reasoning is not None, message.content is not None, bool(message.tool_calls)
     return [kind for kind in (_REASONING, _CONTENT, _CALLS) if present[kind]]
-
-
-def _first_kind(message: Any) -> int:
-    return min(_kinds(message), default=_NOTHING)
-
-
-def _last_kind(message: Any) -> int:
-    return max(_kinds(message), default=_REASONING)
 
 
 def _append(message: Any, following: Any) -> None:

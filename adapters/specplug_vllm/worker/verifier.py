@@ -31,7 +31,7 @@ from specplug.types.step import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Verification
 from specplug.verify.random import uniforms
 from specplug_vllm import seams
-from specplug_vllm.config import plugin_context, resolve_settings
+from specplug_vllm.config import plugin_context, require_settings
 from specplug_vllm.worker.drafting import Drafting
 
 MAX_DISTRIBUTION_BYTES = 1 << 28
@@ -97,8 +97,8 @@ def build(vllm_config: Any, device: torch.device) -> ServerVerifier | None:
         EngineError: the verifier does not support this server.
         PluginError: the verifier fails to start.
     """
-    server = resolve_settings(vllm_config)
-    if server is None or not server.was_set("verifier"):
+    server = require_settings(vllm_config)
+    if not server.was_set("verifier"):
         return None
     spec = default_registry().get(VerifierSpec, server.settings.verifier)
     refuse_unsupported(vllm_config, spec)

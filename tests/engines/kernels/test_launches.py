@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 from collections import Counter
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
+from tests.engines.gpu_compiler import H100, assert_assembly
 from tests.engines.launch import PYTHON, ROOT
 from tests.engines.launches import most
 
@@ -29,8 +31,8 @@ def launched(*options: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    return launched("--rows", "1", "3")
+def found(begun: dict[str, Future[dict[str, Any]]]) -> dict[str, Any]:
+    return begun["vllm"].result()
 
 
 def test_a_step_launches_three_kernels(found: dict[str, Any]) -> None:
@@ -39,8 +41,8 @@ def test_a_step_launches_three_kernels(found: dict[str, Any]) -> None:
     assert most("V2", "`ngram`") == len(OF_A_STEP)
 
 
-def test_a_step_of_sglang_launches_two_more_to_verify() -> None:
-    (step,) = launched("--rows", "3", "--engine", "sglang")["steps"]
+def test_a_step_of_sglang_launches_two_more_to_verify(begun: dict[str, Future[dict[str, Any]]]) -> None:
+    (step,) = begun["sglang"].result()["steps"]
     before, after = most("SGLang", "`ngram`", "before"), most("SGLang", "after")
     assert (before, after) == (len(OF_A_STEP) + 1, 1)
     assert step["launches"] == before + after
@@ -59,9 +61,13 @@ def test_no_argument_is_specialised_for(found: dict[str, Any]) -> None:
     assert {it["name"]: it["specialised"] for it in found["kernels"] if it["specialised"]} == {}
 
 
-@pytest.mark.slow  # each by itself: `test_gpu_kernels`
+def test_the_kernels_compile_for_gpus(found: dict[str, Any]) -> None:
+    for it in found["kernels"]:
+        assert_assembly(it["name"], it["ptx"], H100)
+        assert it["bytes"] > 0
+
+
+@pytest.mark.slow
 def test_the_kernels_compile_for_an_a100() -> None:
     for it in launched("--rows", "1", "--capability", "80")["kernels"]:
-        assert ".target sm_80" in it["ptx"]
-        assert f".entry {it['name']}(" in it["ptx"]
-        assert it["bytes"] > 0
+        assert_assembly(it["name"], it["ptx"], 80)

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from tests.engines.eagle import write_head
-from tests.engines.engines import Pool
+from tests.engines.engines import Adapter
 from tests.engines.launch import TINY
-from tests.engines.server import ForkedServer, Server
 from tests.engines.sglang.engines import Engine
 from tests.engines.sglang.launch import SERVED, SGLANG_CPU, configuration
-from tests.engines.sglang.served import Served
+from tests.engines.suites.served import Served
 
 # The stand-in for a kernel that `test_sampling` calls in this process, from where an engine's processes find it.
 sys.path.append(str(SGLANG_CPU))
@@ -39,23 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def engine(pool: Pool) -> Callable[..., Engine]:
-    """Make an engine: ``engine("NGRAM", topk=4, max_running_requests=2)``; see `launch.configuration`."""
-
-    def make(*args: Any, name: str = "engine", **kwargs: Any) -> Engine:
-        return pool.tenant(Engine, name, configuration(*args, **kwargs))
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def serve(pool: Pool) -> Callable[..., Server]:
-    """Make a server, with arguments as `engine` takes them; `anew` as a user starts one, else it is forked."""
-
-    def make(*args: Any, name: str = "server", anew: bool = False, **kwargs: Any) -> Server:
-        return pool.tenant(Server if anew else ForkedServer, name, configuration(*args, **{**SERVED, **kwargs}))
-
-    return make
+def adapter() -> Adapter:
+    return Adapter(Engine, configuration, SERVED)
 
 
 @pytest.fixture(scope="session")

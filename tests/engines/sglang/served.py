@@ -1,4 +1,4 @@
-"""SGLang in the words of the suites; see `tests.engines.suites.served`."""
+"""What `tests.engines.suites.served` runs in SGLang's process, whose scheduler has one of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import uuid
 from typing import Any
 
 from tests.engines.sglang import inside, watching
-from tests.engines.suites import served
 from tests.engines.suites.served import Answer, Params, Records
 
 NAMES = {
@@ -20,61 +19,47 @@ OPTIONS: dict[str, Any] = {"return_logprob": False, "logprob_start_len": -1, "to
 """What SGLang takes beside sampling parameters, and what requests get that do not ask for it."""
 
 
-class Served(served.Served):
-    """SGLang, whose scheduler has a process of its own."""
+def translated(params: Params) -> Params:
+    """Return parameters in SGLang's names, and under "options" what it takes beside."""
+    own = {NAMES.get(name, name): value for name, value in params.items() if value is not None}
+    own |= {"temperature": params.get("temperature", 0.0)}
+    if own.get("stop_token_ids"):
+        own.pop("ignore_eos", None)  # SGLang ignores both kinds of end or none
+    if not own.get("top_k", 1):
+        del own["top_k"]
+    grammar = own.pop("structured_outputs", None) or {}
+    own |= {"json_schema": json.dumps(grammar["json"])} if "json" in grammar else grammar
+    fields, top, prompt = (own.pop(name, None) for name in ("specplug", "logprobs", "prompt_logprobs"))
+    reasons = own.pop("reasoning", False)
+    if fields:
+        own["custom_params"] = {"specplug": fields}
+    if top is not None or prompt is not None:
+        start = {} if prompt is None else {"logprob_start_len": 0}
+        own["options"] = {"return_logprob": True, "top_logprobs_num": max(top or 0, prompt or 0), **start}
+    if reasons:
+        own.setdefault("options", {})["require_reasoning"] = True
+    return own
 
-    def translated(self, params: Params) -> Params:
-        own = {NAMES.get(name, name): value for name, value in params.items() if value is not None}
-        own |= {"temperature": params.get("temperature", 0.0)}
-        if own.get("stop_token_ids"):
-            own.pop("ignore_eos", None)  # SGLang ignores both kinds of end or none
-        if not own.get("top_k", 1):
-            del own["top_k"]
-        grammar = own.pop("structured_outputs", None) or {}
-        own |= {"json_schema": json.dumps(grammar["json"])} if "json" in grammar else grammar
-        fields, top, prompt = (own.pop(name, None) for name in ("specplug", "logprobs", "prompt_logprobs"))
-        reasons = own.pop("reasoning", False)
-        if fields:
-            own["custom_params"] = {"specplug": fields}
-        if top is not None or prompt is not None:
-            start = {} if prompt is None else {"logprob_start_len": 0}
-            own["options"] = {"return_logprob": True, "top_logprobs_num": max(top or 0, prompt or 0), **start}
-        if reasons:
-            own.setdefault("options", {})["require_reasoning"] = True
-        return own
 
-    def counts(self) -> dict[str, Any]:
-        self.engine.call(watching.settled)
-        return self.engine.inside("watching.counts")
+def counts(engine: Any) -> dict[str, Any]:
+    watching.settled(engine)
+    return watching.call(engine, watching.counts)
 
-    def _generate(self, prompts: list[list[int]], params: list[Params], together: bool) -> list[Answer]:
-        if not together:
-            return self.engine.call(answers, prompts=prompts, params=params)
-        self.engine.inside("watching.hold_back", count=len(prompts))
-        assert self.engine.call(inside.flush)
+
+def answers(engine: Any, prompts: list[list[int]], params: list[Params], together: bool = False) -> list[Answer]:
+    """Answer all prompts; several answers to one prompt follow each other."""
+    names = None
+    if together:
+        inside.in_scheduler(engine, f"{watching.__name__}:hold_back", {"count": len(prompts)})
+        assert inside.flush(engine)
         batch = uuid.uuid4().hex  # the ids of its requests end with their numbers
         names = [f"{batch}-{number}" for number in range(len(prompts))]
-        return self.engine.call(answers, prompts=prompts, params=params, names=names)
-
-    def _counted(self, prompts: list[list[int]], params: list[Params]) -> dict[str, Any]:
-        return self.engine.call(counted, prompts=prompts, params=params)
-
-    def _recorded(self, requests: Records, aborts: dict[str, list[Any]]) -> dict[str, Any]:
-        return self.engine.call(watching.recorded, requests=requests, aborts=aborts)
-
-
-# -- inside the engine's process -------------------------------------------------------------------------------------
-
-
-def answers(
-    engine: Any, prompts: list[list[int]], params: list[Params], names: list[str] | None = None
-) -> list[Answer]:
-    """Answer all prompts; several answers to one prompt follow each other."""
-    options = [{**OPTIONS, **own.pop("options", {})} for own in params]
-    each: dict[str, Any] = {"require_reasoning": any(own.pop("require_reasoning", False) for own in options)}
-    if any(own != OPTIONS for own in options):
-        each |= {name: [own[name] for own in options] for name in OPTIONS}
-    outputs = engine.generate(input_ids=prompts, sampling_params=params, rid=names, **each)
+    own = [translated(one) for one in params]
+    options = [{**OPTIONS, **one.pop("options", {})} for one in own]
+    each: dict[str, Any] = {"require_reasoning": any(one.pop("require_reasoning", False) for one in options)}
+    if any(one != OPTIONS for one in options):
+        each |= {name: [one[name] for one in options] for name in OPTIONS}
+    outputs = engine.generate(input_ids=prompts, sampling_params=own, rid=names, **each)
     return [{**inside.described(output), **_logprobs(output["meta_info"])} for output in outputs]
 
 
@@ -97,3 +82,9 @@ def counted(engine: Any, prompts: list[list[int]], params: list[Params]) -> dict
     found = answers(engine, prompts, params)
     watching.settled(engine)
     return {"answers": found, **watching.call(engine, watching.end)["counts"]}
+
+
+def recorded(engine: Any, requests: Records, aborts: dict[str, list[Any]]) -> dict[str, Any]:
+    """Do as `Served.recorded` says; see `watching.recorded`."""
+    own = [{**request, "params": translated(request["params"])} for request in requests]
+    return watching.recorded(engine, own, aborts=aborts)

@@ -15,6 +15,7 @@ from tests.engines import ends, pictures
 from tests.engines.plain import model
 from tests.engines.server import Server
 from tests.engines.sglang import inside, trees, watching
+from tests.engines.sglang.served import translated
 from tests.engines.sglang.test_exact import SERVED
 from tests.engines.sglang.test_fields import DRAFTED
 from tests.engines.sglang.watching import TIGHT
@@ -96,9 +97,6 @@ class TestStream(StreamSuite):
     def cold(self, start: Callable[..., Served], proposer: str = "ngram", **how: Any) -> Served:
         return super().cold(start, proposer, sampling=True, **how)
 
-    def inside(self, served: Served, function: Callable[..., Any], **given: Any) -> Any:
-        return served.engine.inside(function, **given)
-
     @pytest.mark.slow  # an engine of its own
     def test_serving_trees_compiles_nothing(self, start):
         self.assert_compiles_nothing(self.cold(start, topk=3))
@@ -144,7 +142,7 @@ class TestPictures(PicturesSuite):
     how: ClassVar[dict[str, Any]] = {"disable_fast_image_processor": True, "chunked_prefill_size": 64}
 
     def drafted(self, served: Served, params: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        texts, own = [text for text, _ in pictures.PROMPTS], [served.translated(one) for one in params]
+        texts, own = [text for text, _ in pictures.PROMPTS], [translated(one) for one in params]
         images = [[pictures.url(seed) for seed in seeds] or None for _, seeds in pictures.PROMPTS]
         return watched(
             served, lambda: served.engine.call(inside.generate, prompts=texts, params=own, image_data=images)
@@ -157,7 +155,7 @@ class TestEmbeddings(EmbeddingsSuite):
     how: ClassVar[dict[str, Any]] = {"disable_radix_cache": True, "dtype": "bfloat16"}  # as SGLang wants them
 
     def drafted(self, served: Served, params: Sequence[dict[str, Any]], plain: bool = False) -> dict[str, Any]:
-        own = [served.translated(one) for one in params]
+        own = [translated(one) for one in params]
 
         def answer() -> list[dict[str, Any]]:
             return served.engine.call(embedded, prompts=self.given, params=own)

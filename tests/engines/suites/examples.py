@@ -100,14 +100,13 @@ class ExamplesSuite:
         found, tokens, steps, _ = map(int, re.findall(r"\d+", summary))
         assert (found, tokens > 2 * steps > 0) == (2, True), summary
 
-    @pytest.mark.parametrize(("number", "name"), enumerate(["rag_llamaindex.py", "rag_langchain.py"]))
-    def test_frameworks_retrieve_what_is_drafted(self, number, name, server, tmp_path):
+    def test_a_framework_retrieves_what_is_drafted(self, server, tmp_path):
         """The prompt shows a record in another form than the vector store; without references the answer is the same.
 
-        The client's environment is that of the core's tests, as no engine needs the frameworks; each asks a question of
-        its own, whose answer the server does not remember.
+        The client's environment is that of the core's tests, as no engine needs the frameworks.
         """
-        question = rag_tasks.questions("records", 2)[number]
+        name = {"vllm": "rag_langchain.py", "sglang": "rag_llamaindex.py"}[self.engine]
+        [question] = rag_tasks.questions("records", 1)
         (tmp_path / "records.md").write_text("\n\n".join(question.references))
         chat = {"messages": [{"role": "user", "content": question.prompt}], "temperature": 0, "max_tokens": 200}
         opted_out = {rag_client.FIELDS[self.engine]: {"specplug_enabled": 0}}

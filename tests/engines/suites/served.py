@@ -1,4 +1,4 @@
-"""The one suite that every server engine runs, and the adapter that an engine gives it.
+"""The one suite that every server engine runs, and the running engine that its tests call.
 
 Each module of this folder has one topic, and in it a class whose methods are the topic's properties, each once.  An
 engine's `test_suite.py` is its table: it has a class for every suite that the engine takes, which inherits it and says
@@ -14,15 +14,15 @@ are specplug's; None leaves specplug out, for the truth to compare with.  `how` 
 launch, which a suite takes from attributes of the engine's class.  A class attribute `slow` names kinds that only
 `make test-all` runs.
 
+The engine's module `served` has what runs in its process: the functions `answers`, `counted`, `recorded` and `counts`.
 Parameters of requests have OpenAI's and vLLM's names on every engine ("max_tokens", "stop_token_ids",
-"structured_outputs", ...), and under "specplug" the fields of specplug; engines translate.  Without any, requests are
-greedy and have `MAX_TOKENS` tokens.
+"structured_outputs", ...), and under "specplug" the fields of specplug; these functions translate.  Without any,
+requests are greedy and have `MAX_TOKENS` tokens.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.engines.engines import Engine
@@ -37,7 +37,7 @@ id, its own and the likeliest ones' log-probabilities; further "prompt_logprobs"
 Records = list[dict[str, Any]]
 
 
-class Served(ABC):
+class Served:
     """A running engine in the words of the suites."""
 
     def __init__(self, engine: Engine) -> None:
@@ -49,11 +49,11 @@ class Served(ABC):
         Args:
             together: let all of them begin in one prefill, with nothing of them in the prefix cache.
         """
-        return self._generate([list(prompt) for prompt in prompts], self._listed(prompts, params), together)
+        return self.engine.call("served.answers", **_listed(prompts, params), together=together)
 
     def counted(self, prompts: Prompts, params: Given = None) -> dict[str, Any]:
         """Do as `generate`, under "answers"; "total", "by_source" and "faults" are what specplug counted meanwhile."""
-        return self._counted([list(prompt) for prompt in prompts], self._listed(prompts, params))
+        return self.engine.call("served.counted", **_listed(prompts, params))
 
     def recorded(self, requests: Records, aborts: Mapping[str, list[Any]] | None = None) -> dict[str, Any]:
         """Run requests that come and leave as others proceed, on an engine with the proposer `recorder`.
@@ -68,30 +68,21 @@ class Served(ABC):
             the (id, length) of texts that proposers had and clients did not; "left", what is held of ended requests, by
             where; "counts", as `counts`, of this call.
         """
-        params = [self.translated({"max_tokens": MAX_TOKENS, **request.get("params", {})}) for request in requests]
-        given = [{**request, "params": own} for request, own in zip(requests, params, strict=True)]
-        return self._recorded(given, dict(aborts or {}))
+        complete = [{**one, "params": {"max_tokens": MAX_TOKENS, **one.get("params", {})}} for one in requests]
+        return self.engine.call("served.recorded", requests=complete, aborts=dict(aborts or {}))
 
-    def _listed(self, prompts: Prompts, params: Given) -> list[Params]:
-        given = [params or {}] * len(prompts) if params is None or isinstance(params, Mapping) else params
-        return [self.translated({"max_tokens": MAX_TOKENS, **own}) for own in given]
-
-    @abstractmethod
-    def translated(self, params: Params) -> Params:
-        """Return parameters in the engine's own names."""
-
-    @abstractmethod
     def counts(self) -> dict[str, Any]:
         """Return what specplug has counted so far: "total", "by_source", "faults"."""
+        return self.engine.call("served.counts")
 
-    @abstractmethod
-    def _generate(self, prompts: list[list[int]], params: list[Params], together: bool) -> list[Answer]: ...
+    def inside(self, function: str | Callable[..., Any], /, **arguments: Any) -> Any:
+        """Run a function where the engine schedules and drafts; see `Engine.inside`."""
+        return self.engine.inside(function, **arguments)
 
-    @abstractmethod
-    def _counted(self, prompts: list[list[int]], params: list[Params]) -> dict[str, Any]: ...
 
-    @abstractmethod
-    def _recorded(self, requests: Records, aborts: dict[str, list[Any]]) -> dict[str, Any]: ...
+def _listed(prompts: Prompts, params: Given) -> dict[str, Any]:
+    each = [params or {}] * len(prompts) if params is None or isinstance(params, Mapping) else params
+    return {"prompts": [list(one) for one in prompts], "params": [{"max_tokens": MAX_TOKENS, **one} for one in each]}
 
 
 def wrong_texts(records: Records, finals: Mapping[str, Sequence[int]]) -> list[tuple[str, int]]:

@@ -28,12 +28,8 @@ class StreamSuite:
         settings = {**SETTINGS, "proposer": proposer}
         return start(settings, name=f"{proposer}, cold", environment={signatures.COLD: "1"}, **how)
 
-    def inside(self, served: Served, function: Callable[..., Any], **given: Any) -> Any:
-        """Run a function in the process that drafts."""
-        raise NotImplementedError
-
     def assert_compiles_nothing(self, served: Served) -> None:
-        before = self.inside(served, signatures.seen)
+        before = served.inside(signatures.seen)
         assert len(before) > 1
         assert served.counts()["total"]["proposed"] == 0, "the engine is new"
         # One after another: vLLM's V1 runner cannot read a seeded request's prompt in pieces on a CPU.
@@ -45,7 +41,7 @@ class StreamSuite:
         served.recorded(requests, {"r1": ["r1", 300]})
         served.generate(GIVEN, {"max_tokens": 20}, together=True)
         assert served.counts()["total"]["accepted"] > 0
-        assert self.inside(served, signatures.since, before=before) == []
+        assert served.inside(signatures.since, before=before) == []
 
     def test_serving_compiles_nothing(self, start):
         self.assert_compiles_nothing(self.cold(start))

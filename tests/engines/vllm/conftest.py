@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.engines.engines import Engine, Pool
+from tests.engines.engines import Adapter, Engine, Pool
 from tests.engines.plain import Answers, greedy, prompts
-from tests.engines.server import ForkedServer, Server
-from tests.engines.vllm.launch import SERVED, configuration
-from tests.engines.vllm.referee import RUNNERS, ZOO
-from tests.engines.vllm.served import Served
+from tests.engines.suites.served import Served
+from tests.engines.vllm.launch import RUNNERS, SERVED, ZOO, configuration
 
 NGRAM = {"proposer": "ngram", "policy": "fixed"}
 
@@ -60,28 +58,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def engine(pool: Pool) -> Callable[..., Engine]:
-    """Make an engine of another configuration: ``engine("v2", {"proposer": "bigram"}, draft_length=4)``."""
-
-    def make(*args: Any, name: str = "special", **kwargs: Any) -> Engine:
-        return pool.tenant(Engine, name, configuration(*args, **kwargs))
-
-    return make
+def pool(pool: Pool, request: pytest.FixtureRequest) -> Pool:
+    """The engines of the session; what forks those of V2 imports vLLM while the tests of V1 run."""
+    for runner in {marker for item in request.session.items for marker in ("v1", "v2") if marker in item.name}:
+        pool.nursery(configuration(runner))
+    return pool
 
 
 @pytest.fixture(scope="session")
-def serve(pool: Pool) -> Callable[..., Server]:
-    """Make a `vllm serve`, with arguments as `engine` takes them.
-
-    Its scheduler and its worker have a process each, as on a CPU by default; with `in_process` they share one, which
-    starts sooner.  It starts `anew` as a user starts it, or else is forked, which is sooner, too.
-    """
-
-    def make(*args: Any, name: str = "server", anew: bool = False, **kwargs: Any) -> Server:
-        stated = configuration(*args, **{"in_process": False, **SERVED, **kwargs})
-        return pool.tenant(Server if anew else ForkedServer, name, stated)
-
-    return make
+def adapter() -> Adapter:
+    """A server's scheduler and worker have a process each, as on a CPU by default; with `in_process` they share one."""
+    return Adapter(Engine, configuration, {"in_process": False, **SERVED})
 
 
 @pytest.fixture(scope="session", params=RUNNERS)

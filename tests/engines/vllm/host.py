@@ -31,15 +31,25 @@ def fork_processes() -> None:
         module.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
+def inspect_models_here() -> None:
+    """Let vLLM look at a model's class in this process; it starts another one, which imports vLLM, once for each."""
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda function: function()
+
+
 def build(arguments: dict[str, Any]) -> Any:
-    """Return an `LLM`, or be the server that a command starts."""
+    """Return an `LLM`, nothing without arguments, or be the server that a command starts."""
     answer_for_llvmlite()  # numba is imported before the engine starts
     fork_processes()
+    inspect_models_here()
     if "command" in arguments:
         from vllm.entrypoints.cli.main import main as serve
 
         sys.argv = arguments["command"]
         return serve()
+    if not arguments:
+        return None
     from vllm import LLM
 
     return LLM(disable_log_stats=False, **arguments)

@@ -31,11 +31,14 @@ def prompt_of(prompt: str | list[int]) -> Any:
 
 
 def sampling(given: dict[str, Any]) -> Any:
-    """Return `SamplingParams`; greedy and 48 tokens unless said otherwise."""
+    """Return `SamplingParams`, with specplug's fields under "specplug"; greedy and 48 tokens unless said otherwise."""
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
     merged = {"temperature": 0.0, "max_tokens": 48, **given}
+    merged.pop("reasoning", None)  # SGLang asks for it
+    if (fields := merged.pop("specplug", None)) is not None:
+        merged["extra_args"] = {"specplug": fields}
     if isinstance(merged.get("structured_outputs"), dict):
         merged["structured_outputs"] = StructuredOutputsParams(**merged["structured_outputs"])
     if merged.get("logit_bias"):
@@ -105,23 +108,39 @@ def metrics(llm: Any) -> dict[str, float]:
     return found
 
 
-def drive(llm: Any, requests: list[dict[str, Any]], most_steps: int = 4000) -> dict[str, Any]:
-    """Run the engine step by step; return by request id what `generate` does, under "outputs".
+def drive(
+    llm: Any, requests: list[dict[str, Any]], aborts: dict[str, list[Any]] | None = None, max_steps: int = 4000
+) -> dict[str, Any]:
+    """Run the engine step by step; return by request id what `generate` does, or as much as there was of it.
 
-    A request has "prompt" and optionally "id", "params" (see `generate`) and "at", the step before which it arrives.
+    Args:
+        requests: each with "id", "prompt", and maybe "params", as `generate` has them; "at", the step before which it
+            arrives; "after": [id, count], another request and how many tokens of it must be there first; and "salt", of
+            the prefix cache.
+        aborts: by request id when it leaves, as "after".
     """
     engine = llm.llm_engine
-    outputs = {}
-    step = 0
-    waiting = [{"id": f"request-{i}", "at": 0, "params": {}, **given} for i, given in enumerate(requests)]
-    while waiting or engine.has_unfinished_requests():
-        for request in [r for r in waiting if r["at"] <= step]:
+    waiting = [{"at": 0, "after": None, "params": {}, "salt": None, **request} for request in requests]
+    leaving = dict(aborts or {})
+    outputs: dict[str, Any] = {}
+    counts = dict[str, float]()
+
+    def is_there(after: list[Any] | None) -> bool:
+        return after is None or counts.get(after[0], 0) >= after[1]
+
+    for step in range(max_steps):
+        for request in [one for one in waiting if one["at"] <= step and is_there(one["after"])]:
             waiting.remove(request)
-            engine.add_request(request["id"], prompt_of(request["prompt"]), sampling(request["params"]))
+            prompt = prompt_of(request["prompt"]) | ({"cache_salt": request["salt"]} if request["salt"] else {})
+            engine.add_request(request["id"], prompt, sampling(request["params"]))
+        for name in [name for name, after in leaving.items() if is_there(after)]:
+            del leaving[name]
+            engine.abort_request([name])
+            outputs.setdefault(name, {"token_ids": [], "text": "", "stop_reason": None})["finish_reason"] = "abort"
+            counts[name] = float("inf")
+        if not waiting and not engine.has_unfinished_requests():
+            return outputs
         for output in engine.step():
-            if output.finished:
-                outputs[output.request_id] = described(output.outputs[0])
-        step += 1
-        if step > most_steps:
-            raise RuntimeError(f"requests did not finish in {most_steps} steps")
-    return {"outputs": outputs}
+            outputs[output.request_id] = described(output.outputs[0])
+            counts[output.request_id] = float("inf") if output.finished else len(output.outputs[0].token_ids)
+    raise RuntimeError(f"requests did not finish in {max_steps} steps")

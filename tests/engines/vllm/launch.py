@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from tests.engines import launch
 from tests.engines.launch import ENGINES, MODEL, PLUGINS, PYTHON, ROOT, TINY, TORCHVISION
 
-__all__ = ["ROOT", "SERVED", "TINY", "Configuration", "Runner", "configuration"]
+__all__ = ["ROOT", "RUNNERS", "SERVED", "TINY", "ZOO", "Configuration", "Runner", "configuration"]
 
 TRITON_CPU = ENGINES / "triton_cpu"
 RECURRENT_CPU = ENGINES / "recurrent_cpu"
@@ -34,6 +34,19 @@ SMALL: dict[str, Any] = {
     "kv_cache_memory_bytes": 256 << 20,
     "seed": 0,
 }
+
+RUNNERS: dict[str, dict[str, Any]] = {
+    "v1": {"runner": "v1"},
+    "v2": {"runner": "v2"},
+    "v2_async": {"runner": "v2", "asynchronous": True},
+}
+
+ZOO = {
+    "proposer": "ngram",
+    "extra_proposers": ["oracle", "bigram", "recorder", "example", "spliced"],
+    "policy": "fixed",
+}
+"""Settings of the engines whose requests name their proposers: host and device, with and without knowledge."""
 
 SERVED = {"served_model_name": MODEL}
 """What servers are launched with beside."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.plain import assert_greedy, greedy
+from tests.engines.plain import assert_greedy, greedy, prompts
 from tests.engines.vllm import inside
 from tests.engines.vllm.watching import counting, drafting, plain_name, stage_takes_steps
 
@@ -17,7 +17,7 @@ def recorded(llm: Any, requests: list[dict[str, Any]], gamma: int | None = None)
     """Run requests as `inside.drive` does, with the operator's limit `gamma` on the draft length.
 
     Returns:
-        What `inside.drive` returns, and "record": per step that ran any request "drafts" (draft tokens by request id),
+        "outputs", as `inside.drive`, and "record": per step that ran any request "drafts" (draft tokens by request id),
         "prefill" (prompt tokens by request id) and "requested" (how many draft tokens per request were asked for).
     """
     scheduler = inside.scheduler(llm)
@@ -47,7 +47,7 @@ def recorded(llm: Any, requests: list[dict[str, Any]], gamma: int | None = None)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "schedule", schedule)
-        return {**inside.drive(llm, requests), "record": record}
+        return {"outputs": inside.drive(llm, requests), "record": record}
 
 
 def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True) -> dict[str, Any]:
@@ -95,6 +95,14 @@ def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True) -> dict[str
 
 
 # -- in the test's process -------------------------------------------------------------------------------------------
+
+
+def requests(count: int, tokens: int = 32, apart: int = 2, **params: Any) -> list[dict[str, Any]]:
+    """Return requests that join one by one, so that rows change places."""
+    return [
+        {"id": str(i), "prompt": list(prompt), "at": apart * i, "params": {"max_tokens": tokens, **params}}
+        for i, prompt in enumerate(prompts()[:count])
+    ]
 
 
 def assert_greedy_texts(run: dict[str, Any], requested: list[dict[str, Any]]) -> None:

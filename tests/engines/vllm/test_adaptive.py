@@ -16,7 +16,7 @@ from specplug.types.step import StepCost, StepPlan
 from tests.engines.plain import assert_greedy, greedy, prompts
 from tests.engines.suites.features import assert_same
 from tests.engines.vllm import graphs, inside, steps
-from tests.engines.vllm.steps import assert_greedy_texts
+from tests.engines.vllm.steps import assert_greedy_texts, requests
 
 BUDGET = 5
 DRAFT_LENGTH = 6
@@ -48,19 +48,11 @@ def learning(engine):
     return launch(engine, policy="batch")
 
 
-def requests(count=4, tokens=24, **params):
-    """Return requests that join one by one, so that rows change places."""
-    return [
-        {"id": str(i), "prompt": list(prompt), "at": 2 * i, "params": {"max_tokens": tokens, **params}}
-        for i, prompt in enumerate(prompts()[:count])
-    ]
-
-
 @pytest.mark.parametrize("trim", [True, False], ids=["trimmed", "cut by the engine alone"])
 def test_what_was_verified_is_what_the_engine_admitted_and_answers_are_as_without(engine, cutting, trim):
-    requested = requests(logprobs=3)
+    requested = requests(4, 24, logprobs=3)
     run = cutting.call(steps.cut, requests=requested, trim=trim)
-    expected = engine("v2", installed=False, name="baseline v2").call("inside.drive", requests=requested)["outputs"]
+    expected = engine("v2", installed=False, name="baseline v2").call("inside.drive", requests=requested)
     for name, output in run["outputs"].items():
         assert_same(expected[name], output)
     drafted = [(rows, step["drafts"]) for rows, step in zip(run["verified"], run["record"], strict=True)]
@@ -80,8 +72,8 @@ def test_what_was_verified_is_what_the_engine_admitted_and_answers_are_as_withou
 
 
 def test_without_a_budget_everything_is_verified(learning):
-    run = learning.call(cut_by_nothing, requests=requests(3))
-    assert_greedy_texts(run, requests(3))
+    run = learning.call(cut_by_nothing, requests=requests(3, 24))
+    assert_greedy_texts(run, requests(3, 24))
     with_drafts = [step["drafts"] for step in run["record"] if any(step["drafts"].values())]
     assert run["admitted"] == with_drafts
     assert run["total"]["never_verified"] == 0
@@ -100,8 +92,8 @@ def cut_by_nothing(llm, requests):
 
 def test_the_planner_starts_from_what_vllm_profiles(learning):
     """Graphs are captured on a GPU only, so vLLM's profile is asked for here, and timed on the host."""
-    run = learning.call(profiled, requests=requests(3), sizes=[1, 4, 8, 16])
-    assert_greedy_texts(run, requests(3))
+    run = learning.call(profiled, requests=requests(3, 24), sizes=[1, 4, 8, 16])
+    assert_greedy_texts(run, requests(3, 24))
     costs = [StepCost(**cost) for cost in run["received"]]
     expected = [(size, min(size, 8), 1024 * min(size, 8)) for size in (1, 4, 8, 16, 24, 32, 64) for _ in range(5)]
     assert [(cost.tokens, cost.requests, cost.context_tokens) for cost in costs] == expected

@@ -11,21 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from specplug_vllm.scheduler.row_lengths import fit_placeholders
-from tests.engines.plain import prompts
 from tests.engines.vllm import graphs, steps, watching
-from tests.engines.vllm.referee import RUNNERS
-from tests.engines.vllm.steps import assert_greedy_texts
+from tests.engines.vllm.launch import RUNNERS
+from tests.engines.vllm.steps import assert_greedy_texts, requests
 
 DRAFT_LENGTHS = (0, 1, 3, 8, 2)  # by step, in turn
 CAPS = (None, 1, 6)  # by request, in turn
-
-
-def requests(count, tokens=32, apart=2, **params):
-    """Return requests that join one by one."""
-    return [
-        {"id": str(i), "prompt": list(prompt), "at": apart * i, "params": {"max_tokens": tokens, **params}}
-        for i, prompt in enumerate(prompts()[:count])
-    ]
 
 
 def drafting_rows(record):
@@ -83,7 +74,7 @@ def test_capped_requests_cost_no_step_its_full_graph(captured, monkeypatch):
     requested = requests(3, tokens=24, apart=1)
     gammas = {"0": 2, "1": 8, "2": 0}
     for request in requested:
-        request["params"]["extra_args"] = {"specplug": {"num_speculative_tokens": gammas[request["id"]]}}
+        request["params"]["specplug"] = {"num_speculative_tokens": gammas[request["id"]]}
     run = captured.call(recorded_and_watched, requests=requested)
     assert_greedy_texts(run, requested)
     found = graphs.vllm_config(8, 8, CAPTURED["num_speculative_tokens_per_batch_size"])

@@ -15,9 +15,8 @@ import pytest
 from tests.engines.eagle import write_head
 from tests.engines.launch import TINY
 from tests.engines.vllm import inside, steps
-from tests.engines.vllm.referee import RUNNERS
-from tests.engines.vllm.steps import assert_greedy_texts
-from tests.engines.vllm.test_draft_lengths import requests
+from tests.engines.vllm.launch import RUNNERS
+from tests.engines.vllm.steps import assert_greedy_texts, requests
 
 LONGEST = 5
 DRAFT_LENGTHS = (0, 1, 3, 5, 0, 0, 2)

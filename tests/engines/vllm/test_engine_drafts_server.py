@@ -11,7 +11,7 @@ import pytest
 
 from specplug.errors import EngineError, SettingsError
 from specplug.settings import Settings
-from specplug_vllm.config import drafter_of, engine_tokens, resolve_settings, use_of
+from specplug_vllm.config import drafter_of, engine_tokens, require_settings, use_of
 from specplug_vllm.startup.engine_config import _schedule_synchronously as schedule_synchronously
 from specplug_vllm.startup.refusals import refuse_unsupported
 from tests.engines.launch import TINY
@@ -105,10 +105,8 @@ def hybrid(method: str = "eagle", lookup: str = "ngram", model_tokens: int = 3, 
 
 
 def test_without_a_section_of_settings_vllms_drafter_is_left_alone():
-    assert resolve_settings(config()) is None
-    found = resolve_settings(config(section={}))
-    assert found is not None
-    assert found.settings.drafts_in_engine
+    assert use_of(config()) == ""
+    assert require_settings(config(section={})).settings.drafts_in_engine
 
 
 @pytest.mark.parametrize(
@@ -137,7 +135,7 @@ def test_without_a_section_of_settings_vllms_drafter_is_left_alone():
 )
 def test_what_vllms_drafter_would_not_follow_is_refused(given, message):
     def checked() -> None:
-        resolve_settings(given)
+        require_settings(given)
         refuse_unsupported(given)
 
     with pytest.raises((EngineError, SettingsError), match=message):
@@ -145,8 +143,7 @@ def test_what_vllms_drafter_would_not_follow_is_refused(given, message):
 
 
 def test_lookup_after_vllms_drafter_has_that_ones_name_and_settings():
-    found = resolve_settings(hybrid(lookup="retrieval", model_tokens=2))
-    assert found is not None
+    found = require_settings(hybrid(lookup="retrieval", model_tokens=2))
     assert (found.settings.proposer, engine_tokens(hybrid(model_tokens=2))) == ("retrieval", 2)
     assert (use_of(hybrid()), drafter_of(hybrid())) == ("hybrid", "eagle")
     assert (use_of(config(section={})), engine_tokens(config(section={}))) == ("engine", 0)

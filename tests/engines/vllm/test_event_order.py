@@ -78,7 +78,7 @@ def noted(llm: Any, requested: list[list[int]], aborted: list[int]) -> dict[str,
         calls.append(("step", list(zip(batch.slots.tolist(), batch.generations.tolist(), strict=True))))
         step(batch, *args)
 
-    before = watching.snapshot(llm)["total"]["accepted"]
+    before = watching.counts(llm)["total"]["accepted"]
     outputs = {}
     steps = 0
     assert isinstance(runner.speculator.steps, DeviceSteps)
@@ -99,5 +99,5 @@ def noted(llm: Any, requested: list[list[int]], aborted: list[int]) -> dict[str,
             assert steps < 4000
         inside.generate(llm, [[5, 6, 7]], {"max_tokens": 1})  # brings the last ends
     kept = {name: answer for name, answer in outputs.items() if int(name) not in aborted}
-    accepted = watching.snapshot(llm)["total"]["accepted"] - before
+    accepted = watching.counts(llm)["total"]["accepted"] - before
     return {"outputs": kept, "calls": calls, "threads": len(threads), "accepted": accepted}

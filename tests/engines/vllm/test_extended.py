@@ -16,9 +16,8 @@ from tests.engines.eagle import write_head
 from tests.engines.launch import TINY
 from tests.engines.plain import greedy, prompts, tokenizer
 from tests.engines.vllm import inside, steps, watching
-from tests.engines.vllm.referee import RUNNERS, fields
-from tests.engines.vllm.steps import assert_greedy_texts
-from tests.engines.vllm.test_draft_lengths import requests
+from tests.engines.vllm.launch import RUNNERS
+from tests.engines.vllm.steps import assert_greedy_texts, requests
 from tests.engines.vllm.test_engine_drafts import assert_drafted_as_anew, passes_by_step
 from tests.engines.vllm.test_no_sync import GIVEN, steady_steps
 
@@ -46,7 +45,7 @@ def server(kind, engine):
 
 def test_a_draft_models_cache_stays_in_step_and_lookup_goes_on(server):
     requested = requests(4)
-    requested[3]["params"].update(fields(num_speculative_tokens=2))
+    requested[3]["params"]["specplug"] = {"num_speculative_tokens": 2}
     run = server.call(recorded, requests=requested)
     assert_greedy_texts(run, requested)
     longest = [max(step["drafts"].get(str(i), 0) for step in run["record"]) for i in range(4)]
@@ -152,26 +151,30 @@ def answer() -> list[int]:
 def test_fields_of_a_request_are_followed(server, name):
     make, most = FIELDS[name]
     given = make()
-    params = {"max_tokens": 32, **fields(store=False, **given)}
-    found = server.call(watching.counted, prompts=[list(PROMPT)], params=params)
-    assert found["result"][0]["token_ids"] == answer()
+    params = {"max_tokens": 32, "specplug": {"store": False, **given}}
+    found = server.call("served.counted", prompts=[list(PROMPT)], params=[params])
+    assert found["answers"][0]["token_ids"] == answer()
     verified_at = found["total"]["verified_at"]
     assert sum(verified_at[most:]) == 0
     assert (verified_at[0] > 0, found["accepted_by_vllm"] > 0) == (most > 0, most > 0)
     assert (found["by_source"][REFERENCE]["accepted"] > 0) is ("references" in given)
 
 
+def texts_of(run: dict[str, Any]) -> list[list[int]]:
+    return [answer["token_ids"] for answer in run["answers"]]
+
+
 def test_a_grammars_text_is_that_without_drafts(server):
     grammar = {"max_tokens": 32, "structured_outputs": {"regex": r"(foo|bar|baz){6,9}"}}
 
     def counted(**given: Any) -> dict[str, Any]:
-        params = [{**grammar, **fields(**given)}, {"max_tokens": 16}]
-        return server.call(watching.counted, prompts=[list(PROMPT)] * 2, params=params)
+        params = [{**grammar, "specplug": given}, {"max_tokens": 16}]
+        return server.call("served.counted", prompts=[list(PROMPT)] * 2, params=params)
 
-    plain = counted(enabled=False)["result"]
+    plain = counted(enabled=False)
     own = counted(store=False)
-    looked_up = counted(references=[{"token_ids": plain[0]["token_ids"]}])
-    assert own["result"] == looked_up["result"] == plain
+    looked_up = counted(references=[{"token_ids": plain["answers"][0]["token_ids"]}])
+    assert texts_of(own) == texts_of(looked_up) == texts_of(plain)
     assert looked_up["by_source"][REFERENCE]["accepted"] > 0
 
 
@@ -180,10 +183,10 @@ def test_a_seeds_text_is_that_without_drafts(kind, server):
     params = {"temperature": 1.0, "max_tokens": 24, "ignore_eos": True}
     seeded = [{**params, "seed": seed} for seed in (1, 2)]
     (plain, drafted) = (
-        server.call(watching.counted, prompts=[list(PROMPT)] * 2, params=[{**own, **way} for own in seeded])
-        for way in (fields(enabled=False), fields(references=[{"token_ids": answer()}]))
+        server.call("served.counted", prompts=[list(PROMPT)] * 2, params=[{**own, "specplug": way} for own in seeded])
+        for way in ({"enabled": False}, {"references": [{"token_ids": answer()}]})
     )
-    assert drafted["result"] == plain["result"]
+    assert texts_of(drafted) == texts_of(plain)
     assert plain["total"]["verified"] == 0
     assert (drafted["total"]["verified"] > 0) is (kind != "v1")
 

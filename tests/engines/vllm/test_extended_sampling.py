@@ -18,7 +18,7 @@ from torch import Tensor
 from tests.engines.engines import Engine
 from tests.engines.toy import PAIRS, PROMPT, VOCAB, by_frequency, model, p_value
 from tests.engines.vllm import watching
-from tests.engines.vllm.referee import RUNNERS, fields
+from tests.engines.vllm.launch import RUNNERS
 from tests.engines.vllm.test_sampling import toy
 
 __all__ = ["toy"]
@@ -66,11 +66,11 @@ def sampled(server: Engine, kind: str) -> tuple[float, dict[str, Any]]:
     common = {"temperature": 1.0, "max_tokens": 2 * PAIRS, "ignore_eos": True, "detokenize": False}
     likely = by_frequency()[:3]
     references = [[{"token_ids": [token] * 2 * PAIRS}] for token in likely] + [[]]
-    ways = [fields(references=given, store=False) for given in references]
+    ways = [{"specplug": {"references": given, "store": False}} for given in references]
     requested = [{**common, **ways[index % 4]} for index in range(ANSWERS[kind])]
-    found = server.call(watching.counted, prompts=[list(PROMPT)] * len(requested), params=requested)
+    found = server.call("served.counted", prompts=[list(PROMPT)] * len(requested), params=requested)
     assert not found["faults"]
-    return p_value([answer["token_ids"] for answer in found["result"]]), found["by_source"]
+    return p_value([answer["token_ids"] for answer in found["answers"]]), found["by_source"]
 
 
 SHIFTED = "shifted by one position"

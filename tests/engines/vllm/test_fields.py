@@ -27,9 +27,10 @@ from tests.engines.fields import (
     product,
     stop_inside,
 )
+from tests.engines.suites.served import drafts_of
 from tests.engines.vllm.field_answers import answered
 from tests.engines.vllm.fields import ENGINE, GUARDS, LENGTH, NOT, PREFIX, PROMPTS, ROWS, rows_of
-from tests.engines.vllm.referee import RUNNERS
+from tests.engines.vllm.launch import RUNNERS
 
 DRAFTED = {"proposer": "ngram", "extra_proposers": ["oracle"], "policy": "fixed", "options": {"ngram": {"min_n": 1}}}
 MAX_TOKENS = 12
@@ -136,7 +137,7 @@ def text_of(answer: dict[str, Any]) -> list[int]:
 def drafts(case: Case, answer: dict[str, Any]) -> dict[str, Any]:
     """Return what makes the oracle draft the control's answer, or err at each second token."""
     drafted = draft_of(case[1], text_of(answer), LENGTH)
-    return {"extra_args": {"specplug": {"proposer": "oracle", "references": [{"token_ids": drafted}]}}}
+    return drafts_of(drafted)
 
 
 @pytest.fixture(scope="session")

@@ -111,7 +111,7 @@ def drawing(engine: Callable[..., Engine]) -> Engine:
 def sampled(drawing: Engine, count: int) -> dict[str, Any]:
     """Sample answers whose second token was drafted, and count meanwhile."""
     params = {"structured_outputs": {"regex": "[QZXJ]{4}"}, "temperature": 1.0, "max_tokens": 4}
-    return drawing.call(watching.counted, prompts=[AFTER] * count, params=params)
+    return drawing.call("served.counted", prompts=[AFTER] * count, params=[params] * count)
 
 
 def test_drawn_drafts_keep_the_distribution(drawing):
@@ -119,7 +119,7 @@ def test_drawn_drafts_keep_the_distribution(drawing):
     count = 800
     found = sampled(drawing, count)
     counts = torch.zeros(len(LETTERS), len(LETTERS))
-    for one, other in (answer["token_ids"][:2] for answer in found["result"]):
+    for one, other in (answer["token_ids"][:2] for answer in found["answers"]):
         counts[LETTERS.index(one), LETTERS.index(other)] += 1
     first = forward(AFTER)[LETTERS].double().softmax(-1)
     after = torch.stack([forward([*AFTER, letter])[LETTERS].double().softmax(-1) for letter in LETTERS])

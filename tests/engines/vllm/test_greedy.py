@@ -7,8 +7,7 @@ from itertools import cycle
 from typing import Any
 
 from tests.engines.plain import MAX_TOKENS, assert_greedy, prompts
-from tests.engines.vllm import watching
-from tests.engines.vllm.referee import fields, reported
+from tests.engines.suites.served import drafts_of
 
 PROMPTS = [list(prompt) for prompt in prompts()]  # three times as many as an engine runs at once
 
@@ -20,13 +19,13 @@ def err(tokens: list[int], every: int = 5) -> list[int]:
 
 PROPOSERS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "ngram": lambda answer: {},
-    "oracle": reported,
-    "often right": lambda answer: reported(err(answer)),
-    "always wrong": lambda answer: reported(err(answer, every=1)),
-    "bigram": lambda answer: fields(proposer="bigram"),
-    "spliced": lambda answer: fields(proposer="spliced"),
-    "capped": lambda answer: reported(answer, num_speculative_tokens=2),
-    "off": lambda answer: fields(enabled=False),
+    "oracle": drafts_of,
+    "often right": lambda answer: drafts_of(err(answer)),
+    "always wrong": lambda answer: drafts_of(err(answer, every=1)),
+    "bigram": lambda answer: {"specplug": {"proposer": "bigram"}},
+    "spliced": lambda answer: {"specplug": {"proposer": "spliced"}},
+    "capped": lambda answer: drafts_of(answer, num_speculative_tokens=2),
+    "off": lambda answer: {"specplug": {"enabled": False}},
 }
 
 
@@ -34,8 +33,8 @@ def test_all_proposers_in_one_batch(zoo, truth):
     """Rows of different proposers, and without one, share steps."""
     ways = cycle(PROPOSERS.values())
     params = [{"max_tokens": MAX_TOKENS, **next(ways)(answer["token_ids"])} for answer in truth]
-    found = zoo.call(watching.counted, prompts=PROMPTS, params=params)
-    assert_greedy(PROMPTS, truth, found["result"])
+    found = zoo.call("served.counted", prompts=PROMPTS, params=params)
+    assert_greedy(PROMPTS, truth, found["answers"])
     assert not found["faults"]
     by_source = found["by_source"]
     assert by_source["ngram/own text"]["accepted"] > 0

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.engines.plain import greedy, ids, prompts
-from tests.engines.vllm import inside, watching
-from tests.engines.vllm.referee import reported
+from tests.engines.suites.served import drafts_of
+from tests.engines.vllm import inside
 
 MAX_TOKENS = 24
 
@@ -95,7 +95,7 @@ GIVEN = [list(prompt) for prompt in prompts()[:4]]
 
 def drafted(answers: Sequence[dict[str, Any]], **params: Any) -> list[dict[str, Any]]:
     """Return parameters of requests whose drafts are these answers: accepted throughout, where nothing else is said."""
-    return [{**params, "max_tokens": MAX_TOKENS, **reported(answer["token_ids"])} for answer in answers]
+    return [{**params, "max_tokens": MAX_TOKENS, **drafts_of(answer["token_ids"])} for answer in answers]
 
 
 def biases(answers: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -116,8 +116,8 @@ def test_logit_bias_is_exact_at_every_draft_position(zoo, baseline):
     biased = baseline.call("inside.generate", prompts=GIVEN, params=params)
     assert all(a["token_ids"] != b["token_ids"] for a, b in zip(biased, PLAIN, strict=True))
     for drafts in (biased, PLAIN):
-        found = zoo.call(watching.counted, prompts=GIVEN, params=drafted(drafts, **params))
-        assert [answer["token_ids"] for answer in found["result"]] == [answer["token_ids"] for answer in biased]
+        found = zoo.call("served.counted", prompts=GIVEN, params=drafted(drafts, **params))
+        assert [answer["token_ids"] for answer in found["answers"]] == [answer["token_ids"] for answer in biased]
         if drafts is biased:
             assert found["accepted_by_vllm"] > MAX_TOKENS  # of 4 x 24 tokens: positions after the first decide
 

@@ -14,8 +14,8 @@ import pytest
 from specplug.testing.equality import judge_greedy
 from tests.engines.engines import Engine
 from tests.engines.plain import forward, greedy, prompts
-from tests.engines.vllm import watching
-from tests.engines.vllm.referee import RUNNERS
+from tests.engines.vllm import served
+from tests.engines.vllm.launch import RUNNERS
 
 NGRAM = {"proposer": "ngram", "policy": "fixed"}
 BLOCK = 32
@@ -57,9 +57,9 @@ def ask(llm: Any, prompts: list[list[int]], max_tokens: int = 40) -> dict[str, A
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "schedule", schedule)
-        found = watching.counted(llm, prompts=prompts, params={"max_tokens": max_tokens})
+        found = served.counted(llm, prompts, [{"max_tokens": max_tokens}] * len(prompts))
     return {
-        "answers": found["result"],
+        "answers": found["answers"],
         "accepted": found["total"]["accepted"],
         "faults": found["faults"],
         "fetched": inside.metrics(llm)[FETCHED] - before,

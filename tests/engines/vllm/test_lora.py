@@ -14,9 +14,9 @@ from transformers import AutoConfig
 
 from tests.engines.engines import Engine
 from tests.engines.plain import prompts
+from tests.engines.suites.served import drafts_of
 from tests.engines.vllm import inside
 from tests.engines.vllm.launch import TINY
-from tests.engines.vllm.referee import reported
 
 PROMPTS = [list(prompt) for prompt in prompts()[:4]]
 RANK = 4
@@ -76,10 +76,10 @@ def recorded(llm: Any, **given: Any) -> dict[str, Any]:
     from tests.engines.vllm import test_lora, watching
 
     RECORDS.clear()
-    before = watching.snapshot(llm)["total"]["accepted"]
+    before = watching.counts(llm)["total"]["accepted"]
     answers = test_lora.ask(llm, **given)
     started = [record for record in RECORDS if record["call"] == "event" and record.get("kind") == "STARTED"]
-    accepted = watching.snapshot(llm)["total"]["accepted"] - before
+    accepted = watching.counts(llm)["total"]["accepted"] - before
     return {"answers": answers, "requests": [record["request"] for record in started], "accepted": accepted}
 
 
@@ -93,7 +93,7 @@ def test_adapters_keep_their_texts_and_are_reported_apart(kind, engine: Callable
     texts = [[tuple(answer["token_ids"]) for answer in truth[i : i + ADAPTERS + 1]] for i in range(0, len(truth), 3)]
     assert any(len(set(of_one)) == ADAPTERS + 1 for of_one in texts), "the adapters change nothing"
 
-    drafts = [reported(answer["token_ids"]) if row % 2 else {} for row, answer in enumerate(truth)]
+    drafts = [drafts_of(answer["token_ids"]) if row % 2 else {} for row, answer in enumerate(truth)]
     params = [{"max_tokens": 24, **own} for own in drafts]
     found = speculating.call(recorded, paths=adapters, prompts=same, params=params)
     assert [a["token_ids"] for a in found["answers"]] == [t["token_ids"] for t in truth]

@@ -9,7 +9,7 @@ import pytest
 from tests import real_models
 from tests.engines import processes
 from tests.engines.engines import Engine
-from tests.engines.vllm.referee import RUNNERS
+from tests.engines.vllm.launch import RUNNERS
 
 SAMPLED = {"temperature": 0.7, "max_tokens": real_models.MAX_TOKENS}
 
@@ -39,12 +39,12 @@ def test_a_pair(kind: str, proposer: str, pair: tuple[str, str], engine: Callabl
     )
     given = real_models.prompts(target)
     params = [{"temperature": 0.0, "max_tokens": real_models.MAX_TOKENS}] * len(given)
-    found = paired.call("watching.counted", prompts=given, params=params)
+    found = paired.call("served.counted", prompts=given, params=params)
     print(kind, pair, found["total"])
     assert not found["faults"]
     assert found["total"]["tau"] > 1.2
-    real_models.assert_greedy(target, [answer["token_ids"] for answer in found["result"]])
-    found = paired.call("watching.counted", prompts=given, params=[SAMPLED] * len(given))
+    real_models.assert_greedy(target, [answer["token_ids"] for answer in found["answers"]])
+    found = paired.call("served.counted", prompts=given, params=[SAMPLED] * len(given))
     print(kind, pair, found["total"])
     assert not found["faults"]
     assert found["total"]["accepted"] > 0

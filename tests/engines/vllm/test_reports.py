@@ -7,9 +7,8 @@ import pytest
 from specplug.steps.draft_report import UNIT
 from specplug.steps.step_planner import REPORT_EVERY
 from tests.engines.vllm import inside, steps, watching
-from tests.engines.vllm.referee import RUNNERS
-from tests.engines.vllm.steps import assert_greedy_texts
-from tests.engines.vllm.test_draft_lengths import requests
+from tests.engines.vllm.launch import RUNNERS
+from tests.engines.vllm.steps import assert_greedy_texts, requests
 
 DRAFT_LENGTHS = (0, 3, 8, 0, 0, 1)
 LONGEST = 8

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.engines.plain import ids
+from tests.engines.suites.served import drafts_of
 from tests.engines.vllm import inside
-from tests.engines.vllm.referee import reported
 from tests.engines.vllm.test_engine_drafts import LOOKUP, ladder
 
 __all__ = ["ladder"]
@@ -32,7 +32,7 @@ def answers(engine, params: list[dict[str, Any]], prompt: list[int] = CAT) -> li
 
 
 def wrong_in_the_middle(text: list[int]) -> dict[str, Any]:
-    return reported([*text[:3], 5, *text[4:]])
+    return drafts_of([*text[:3], 5, *text[4:]])
 
 
 def test_stop_ids_count_from_the_minimum_on(kind, baseline, zoo):
@@ -41,7 +41,7 @@ def test_stop_ids_count_from_the_minimum_on(kind, baseline, zoo):
     lengths = [len(answer["token_ids"]) for answer in expected]
     assert (lengths[0], lengths[-1]) == (9, 16)
     for cut in range(2, 10):
-        drafts = [reported(answer["token_ids"][:cut]) for answer in expected]
+        drafts = [drafts_of(answer["token_ids"][:cut]) for answer in expected]
         drafted = [{**own, **draft} for own, draft in zip(MINIMUMS, drafts, strict=True)]
         assert answers(zoo, drafted) == expected
 
@@ -62,7 +62,7 @@ def assert_same_logprobs(expected: list[dict[str, Any]], found: list[dict[str, A
             assert other == pytest.approx(own, abs=1e-3)
 
 
-@pytest.mark.parametrize("draft", [lambda text: {}, reported, wrong_in_the_middle])
+@pytest.mark.parametrize("draft", [lambda text: {}, drafts_of, wrong_in_the_middle])
 def test_log_probabilities_of_given_tokens(kind, baseline, zoo, draft):
     """Each request gets beside others what it gets alone; V1's likeliest tokens beside are in `test_workarounds`."""
     params = GIVEN if kind == "v1" else [*GIVEN, LIKELIEST]
@@ -86,7 +86,7 @@ def test_log_probabilities_of_given_tokens_in_a_batch_that_is_verified_in_parts(
     """vLLM verifies a large batch in parts, of which none may have other columns, or none, than the others."""
     params = [{"max_tokens": 10}, *GIVEN]
     alone = [answers(baseline, [own])[0] for own in params]
-    drafted = [{**own, **reported(answer["token_ids"])} for own, answer in zip(params, alone, strict=True)]
+    drafted = [{**own, **drafts_of(answer["token_ids"])} for own, answer in zip(params, alone, strict=True)]
     assert_same_logprobs(alone, zoo.call(generate_in_parts, prompts=[CAT] * len(drafted), params=drafted))
 
 

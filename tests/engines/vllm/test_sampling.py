@@ -13,10 +13,10 @@ import pytest
 
 from tests.engines.engines import Engine
 from tests.engines.plain import prompts
+from tests.engines.suites.served import drafts_of
 from tests.engines.toy import PAIRS, PROMPT, by_frequency, distribution, filtered, model
 from tests.engines.toy import p_value as p_value_of
-from tests.engines.vllm import watching
-from tests.engines.vllm.referee import RUNNERS, fields, reported
+from tests.engines.vllm.launch import RUNNERS
 from tests.engines.vllm.test_verifier import plant
 
 DRAFT_LENGTH = 2
@@ -64,18 +64,18 @@ def p_value(
     common = {"temperature": 1.0, "max_tokens": 2 * PAIRS, "ignore_eos": True, "detokenize": False, **params}
     seeds = [{"seed": index + 1} if seeded else {} for index in range(pairs // PAIRS)]
     requested = [{**common, **seed, **kinds[index % len(kinds)]} for index, seed in enumerate(seeds)]
-    found = engine.call(watching.counted, prompts=[list(PROMPT)] * len(requested), params=requested)
+    found = engine.call("served.counted", prompts=[list(PROMPT)] * len(requested), params=requested)
     assert not found["faults"]
     return p_value_of(
-        [answer["token_ids"] for answer in found["result"]], distribution() if expected is None else expected
+        [answer["token_ids"] for answer in found["answers"]], distribution() if expected is None else expected
     ), found["total"]
 
 
 DRAFTS: dict[str, Callable[[], dict[str, Any]]] = {
-    "likely": lambda: reported([by_frequency()[0]] * 2 * PAIRS),
-    "unlikely": lambda: reported([by_frequency()[9]] * 2 * PAIRS),
+    "likely": lambda: drafts_of([by_frequency()[0]] * 2 * PAIRS),
+    "unlikely": lambda: drafts_of([by_frequency()[9]] * 2 * PAIRS),
     "drawn": dict,
-    "lies": lambda: fields(tenant="credulous"),
+    "lies": lambda: {"specplug": {"tenant": "credulous"}},
 }
 
 
@@ -143,12 +143,12 @@ def test_a_seeds_text_is_that_without_speculation(kind, baseline, zoo):
     own = [{**SEEDED, "seed": n, "max_tokens": 12, **FEATURES[n % len(FEATURES)]} for n in range(count)]
     prompt_of = [LOOP if number % 2 else list(prompts()[number % len(prompts())]) for number in range(count)]
     plain = texts(baseline, list(zip(prompt_of, own, strict=True)))
-    ways = [lambda text: {}, reported, lambda text: reported([*text[:4], 5, *text[5:]])]
+    ways = [lambda text: {}, drafts_of, lambda text: drafts_of([*text[:4], 5, *text[5:]])]
     drafted = [(prompt_of[n], {**own[n], **ways[n % 3](text)}) for n, text in enumerate(plain)]
-    before = zoo.call("watching.snapshot")["total"]
+    before = zoo.call("watching.counts")["total"]
     assert texts(zoo, drafted) == plain
     free = [(LOOP, {"max_tokens": 12, "temperature": 0.5}), (LOOP, {"max_tokens": 12, "temperature": 0.0})]
     assert texts(zoo, [free[0], *drafted[:5], free[1]])[1:-1] == plain[:5]
-    total = zoo.call("watching.snapshot")["total"]
+    total = zoo.call("watching.counts")["total"]
     verified, accepted = (total[name] - before[name] for name in ("verified", "accepted"))
     assert 50 < accepted < verified

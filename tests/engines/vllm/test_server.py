@@ -18,12 +18,19 @@ FAULTS = {"faults": {"max_consecutive": 2, "cooldown_steps": 4}}
 
 
 @pytest.fixture(scope="module")
-def server(serve: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
-    # Room for whole prompts, as seeded requests need on a CPU.
-    compiling = {"TORCHDYNAMO_DISABLE": None}  # what vLLM compiles for users
+def mixed(serve: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Server]:
+    """Make the server of this file's suites, with room for whole prompts, as seeded requests need on a CPU."""
     settings = {**SETTINGS, **FAULTS, "trace": {"path": str(tmp_path_factory.mktemp("traced") / "trace.jsonl")}}
-    arguments = {"max_num_batched_tokens": 2048, "environment": compiling}
-    return serve("v1", settings, anew=True, name="mixed", endpoints=True, **arguments)
+
+    def make(**more: Any) -> Server:
+        return serve("v1", settings, anew=True, name="mixed", endpoints=True, max_num_batched_tokens=2048, **more)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def server(mixed: Callable[..., Server]) -> Server:
+    return mixed()
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +68,15 @@ class TestServer(ServerSuite):
             found, expected = (numbers(answer.json) for answer in answers)
             assert len(found) >= least
             assert found == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.slow  # it compiles for a minute
+class TestCompiled(TestServer):
+    """With what vLLM compiles for users."""
+
+    @pytest.fixture(scope="class")
+    def server(self, mixed: Callable[..., Server]) -> Server:
+        return mixed(environment={"TORCHDYNAMO_DISABLE": None})
 
 
 def numbers(answer: Any) -> list[float]:

@@ -28,7 +28,7 @@ from tests.engines.suites.visible import VisibleSuite
 from tests.engines.vllm import inside, watching
 from tests.engines.vllm.conftest import NGRAM
 from tests.engines.vllm.fields import CHUNK, ENGINE, LENGTH
-from tests.engines.vllm.referee import ZOO
+from tests.engines.vllm.launch import ZOO
 from tests.engines.vllm.served import answers
 from tests.engines.vllm.test_fields import DRAFTED
 
@@ -96,9 +96,6 @@ class TestFeatures(FeaturesSuite):
 
 @on_async
 class TestStream(StreamSuite):
-    def inside(self, served: Served, function: Callable[..., Any], **given: Any) -> Any:
-        return served.engine.call(function, **given)
-
     def test_serving_between_kernels_compiles_nothing(self, start):
         """So does a proposer on the device."""
         self.assert_compiles_nothing(self.cold(start, "bigram"))
@@ -106,7 +103,7 @@ class TestStream(StreamSuite):
 
 @on_v1
 class TestCompiledSteps(StreamSuite):
-    inside = TestStream.inside
+    """V1's are compiled code."""
 
 
 @on_v1_and_async
@@ -121,7 +118,7 @@ class TestPictures(PicturesSuite):
     }
 
     def drafted(self, served: Served, params: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return served.engine.call(seen, params=[served.translated(one) for one in params])
+        return served.engine.call(seen, params=params)
 
 
 def seen(llm: Any, params: list[dict[str, Any]]) -> dict[str, Any]:
@@ -151,10 +148,10 @@ def seen(llm: Any, params: list[dict[str, Any]]) -> dict[str, Any]:
 def _recorded(llm: Any, records: list[Any], answer: Callable[[], list[dict[str, Any]]]) -> dict[str, Any]:
     """Return "answers", "accepted" drafts, and the "spans" without text that the proposer `recorder` saw."""
     records.clear()
-    before = watching.snapshot(llm)["total"]["accepted"]
+    before = watching.counts(llm)["total"]["accepted"]
     found = [one["token_ids"] for one in answer()]
     spans = {(barrier["start"], barrier["stop"]) for record in records for barrier in record.get("barriers", ())}
-    accepted = watching.snapshot(llm)["total"]["accepted"] - before
+    accepted = watching.counts(llm)["total"]["accepted"] - before
     return {"answers": found, "accepted": accepted, "spans": sorted(spans)}
 
 
@@ -166,8 +163,7 @@ class TestEmbeddings(EmbeddingsSuite):
     how: ClassVar[dict[str, Any]] = {"enable_prompt_embeds": True}
 
     def drafted(self, served: Served, params: Sequence[dict[str, Any]], plain: bool = False) -> dict[str, Any]:
-        own = [served.translated(one) for one in params]
-        return served.engine.call(embedded, prompts=self.given, params=own, plain=plain)
+        return served.engine.call(embedded, prompts=self.given, params=params, plain=plain)
 
     def spans(self) -> list[list[int]]:
         return sorted([0, len(prompt)] for prompt in self.given[::2])

@@ -43,9 +43,9 @@ MIXED = [
     }
     for row in range(4)
     for more in (
-        {"extra_args": {"specplug": {"references": [{"token_ids": PROMPTS[row][:9] * 2}]}}},
-        {"stop": ["e"], "extra_args": {"specplug": {"num_speculative_tokens": 2}}},
-        {"stop_token_ids": [5, 9], "extra_args": {"specplug": {"store": False}}},
+        {"specplug": {"references": [{"token_ids": PROMPTS[row][:9] * 2}]}},
+        {"stop": ["e"], "specplug": {"num_speculative_tokens": 2}},
+        {"stop_token_ids": [5, 9], "specplug": {"store": False}},
     )
 ]
 """Parameters of twelve requests, of which eight run at a time."""
@@ -85,7 +85,7 @@ def test_v1_drafts_on_rank_0_alone_and_the_text_is_right(two_ranks):
 
 
 def test_v2_a_proposer_that_raises_on_rank_0_costs_drafts_on_both(two_ranks):
-    params = {**PARAMS, "extra_args": {"specplug": {"proposer": "raises"}}}
+    params = {**PARAMS, "specplug": {"proposer": "raises"}}
     found = two_ranks("v2").call(generate_and_hold, prompts=PROMPTS, params=params)
     assert_greedy(PROMPTS, TRUTH, found["answers"])
     first, second = found["held"]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.engines.vllm import steps
-from tests.engines.vllm.referee import RUNNERS
-from tests.engines.vllm.test_draft_lengths import requests
+from tests.engines.vllm.launch import RUNNERS
+from tests.engines.vllm.steps import requests
 from tests.engines.vllm.watching import drafting
 
 

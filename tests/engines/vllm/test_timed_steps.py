@@ -14,7 +14,7 @@ from tests.engines.launch import TINY
 from tests.engines.plain import greedy, prompts
 from tests.engines.suites.operations import ask, complete
 from tests.engines.vllm import inside
-from tests.engines.vllm.referee import RUNNERS
+from tests.engines.vllm.launch import RUNNERS
 
 NUMBA = os.environ.get("NUMBA_CACHE_DIR") or str(Path.home() / ".cache" / "specplug")
 SETTINGS = {"proposer": "ngram", "policy": "learner"}

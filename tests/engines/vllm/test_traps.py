@@ -9,8 +9,8 @@ import pytest
 
 from tests.engines.plain import MAX_TOKENS, assert_greedy, ids, prompts
 from tests.engines.suites.lifecycle import kinds_of
-from tests.engines.vllm import inside, watching
-from tests.engines.vllm.referee import reported
+from tests.engines.suites.served import drafts_of
+from tests.engines.vllm import inside, served, watching
 
 PROMPTS = [list(prompt) for prompt in prompts()]
 on_v2 = pytest.mark.parametrize("kind", ["v2", "v2_async"], indirect=True)
@@ -41,7 +41,7 @@ def spoiled(llm: Any, requests: list[dict[str, Any]], *, mapping: bool) -> dict[
 
     speculator.propose = spoiling
     try:
-        found = watching.watched(llm, requests)
+        found = served.recorded(llm, requests)
     finally:
         del speculator.propose
         control.set(num_speculative_tokens=None)
@@ -55,7 +55,7 @@ def test_drafts_and_row_mappings_are_not_kept(kind, zoo, truth):
             "id": f"q{i}",
             "prompt": PROMPTS[i],
             "at": i,
-            "params": {"max_tokens": MAX_TOKENS, **reported(answer["token_ids"])},
+            "params": {"max_tokens": MAX_TOKENS, **drafts_of(answer["token_ids"])},
         }
         for i, answer in enumerate(truth[:10])
     ]
@@ -63,7 +63,7 @@ def test_drafts_and_row_mappings_are_not_kept(kind, zoo, truth):
     assert found["written"] > 3, "vLLM did not write into the drafts, so nothing was tried"
     assert_greedy(PROMPTS[:10], truth[:10], [found["outputs"][f"q{i}"] for i in range(10)])
     assert found["wrong"] == []
-    total = found["total"]
+    total = found["counts"]["total"]
     assert total["accepted"] == total["verified"] > 50, "the oracle is always right"
 
 
@@ -71,8 +71,8 @@ def test_drafts_and_row_mappings_are_not_kept(kind, zoo, truth):
 def test_accepted_padding_is_nobodys_draft(zoo):
     """vLLM verifies K tokens per row; in a text that repeats one token it accepts the padding after short drafts."""
     repeating = ids("-" * 96)
-    params = {"max_tokens": 32, "ignore_eos": True, **reported([])}
-    found = zoo.call("watching.counted", prompts=[repeating, *PROMPTS[:2]], params=params)
+    params = {"max_tokens": 32, "ignore_eos": True, **drafts_of([])}
+    found = zoo.call("served.counted", prompts=[repeating, *PROMPTS[:2]], params=[params] * 3)
     assert found["accepted_by_vllm"] > 0, "no filler was accepted, so nothing was tried"
     assert found["total"]["proposed"] == found["total"]["verified"] == found["total"]["accepted"] == 0
 
@@ -91,20 +91,20 @@ def interrupted(llm: Any, requests: list[dict[str, Any]], at: list[int]) -> dict
 
     engine.step = stepping
     try:
-        return watching.watched(llm, requests)
+        return served.recorded(llm, requests)
     finally:
         del engine.step
 
 
 def test_dropped_tokens_are_dropped(kind, zoo, truth):
     """Under async scheduling a reset drops tokens that were sampled already; proposers see the text without them."""
-    alone = {"specplug": {"store": False}}  # drafted from earlier answers, they would end before the second reset
-    params = {"max_tokens": MAX_TOKENS, "extra_args": alone}
+    # Drafted from earlier answers, they would end before the second reset.
+    params = {"max_tokens": MAX_TOKENS, "specplug": {"store": False}}
     requested = [{"id": f"q{i}", "prompt": PROMPTS[i], "params": params} for i in range(6)]
     found = zoo.call(interrupted, requests=requested, at=[4, 7])
     assert_greedy(PROMPTS[:6], truth[:6], [found["outputs"][f"q{i}"] for i in range(6)])
     assert found["wrong"] == []
-    assert found["total"]["accepted"] > 0
+    assert found["counts"]["total"]["accepted"] > 0
     kinds = kinds_of(found, "q0")
     assert kinds[:5] == ["STARTED", "PREEMPTED", "RESUMED", "PREEMPTED", "RESUMED"]
 
@@ -173,8 +173,8 @@ def test_a_turn_of_a_session_ends_inside_a_draft(zoo, baseline):
     """The next turn sees no token of the draft behind the end, and all of its own."""
     parts = [PROMPTS[0], PROMPTS[22][:40]]
     plain = baseline.call(session, parts=parts[:1], given={"max_tokens": 16})["turns"][0]
-    given = {"max_tokens": 16, "stop_token_ids": plain[3:4], **reported(plain)}
-    expected = baseline.call(session, parts=parts, given={**given, "extra_args": None})
+    given = {"max_tokens": 16, "stop_token_ids": plain[3:4], **drafts_of(plain)}
+    expected = baseline.call(session, parts=parts, given={**given, "specplug": None})
     found = zoo.call(session, parts=parts, given=given)
     assert found["turns"] == expected["turns"]
     assert len(expected["turns"][0]) == 4
@@ -187,12 +187,12 @@ def test_vllm_counts_the_accepted_tokens_after_an_end_too(zoo, truth):
     The drafts go on after the ends with what plain decoding would write there, so that they would be accepted.
     """
     answers = [answer["token_ids"] for answer in truth[:6]]
-    params = [{"stop_token_ids": [answer[MAX_TOKENS // 2]], **reported(answer)} for answer in answers]
-    found = zoo.call("watching.counted", prompts=PROMPTS[:6], params=params)
-    assert {answer["finish_reason"] for answer in found["result"]} == {"stop"}
+    params = [{"stop_token_ids": [answer[MAX_TOKENS // 2]], **drafts_of(answer)} for answer in answers]
+    found = zoo.call("served.counted", prompts=PROMPTS[:6], params=params)
+    assert {answer["finish_reason"] for answer in found["answers"]} == {"stop"}
     total = found["total"]
     dropped = found["accepted_by_vllm"] - found["total"]["accepted"]
-    assert total["emitted"] == sum(len(answer["token_ids"]) for answer in found["result"])
+    assert total["emitted"] == sum(len(answer["token_ids"]) for answer in found["answers"])
     assert total["emitted"] == total["target_steps"] + total["accepted"]
     assert 0 < dropped <= total["after_stop"]
 

@@ -75,7 +75,7 @@ def verified(kind, engine):
 
 
 def verified_with(reference: list[int], **fields: Any) -> dict[str, Any]:
-    return {"extra_args": {"specplug": {"references": [{"token_ids": reference}], **fields}}}
+    return {"specplug": {"references": [{"token_ids": reference}], **fields}}
 
 
 def spoiled(ids: list[int], every: int) -> list[int]:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from specplug_vllm.worker.stage_steps import StageSteps
-from tests.engines.suites.served import wrong_texts
-from tests.engines.vllm.inside import drive, generate, metrics, runner
+from tests.engines.vllm.inside import generate, runner
 
 
 def drafting(llm: Any) -> Any:
@@ -24,45 +23,19 @@ def drafter(llm: Any) -> Any:
     return getattr(found, "specplug", found)
 
 
-def snapshot(llm: Any) -> dict[str, Any]:
-    """Return the counts so far: "total", "by_source", "faults"."""
+def counts(llm: Any) -> dict[str, Any]:
+    """Return what was counted so far: "total", "by_source", "faults"."""
     return drafting(llm).stage.metrics.snapshot().as_dict()
-
-
-def counted(llm: Any, call: str = "generate", **arguments: Any) -> dict[str, Any]:
-    """Run `generate` or `drive`; return its "result" and, as `snapshot` does, what was counted meanwhile.
-
-    "accepted_by_vllm" is vLLM's own count of accepted draft tokens, padding included.
-    """
-    accepted = "vllm:spec_decode_num_accepted_tokens"
-    theirs = metrics(llm)[accepted]
-    with counting(llm) as counts:
-        result = {"generate": generate, "drive": drive}[call](llm, **arguments)
-    return {"result": result, "accepted_by_vllm": metrics(llm)[accepted] - theirs, **counts}
 
 
 @contextmanager
 def counting(llm: Any) -> Iterator[dict[str, Any]]:
-    """Yield a dict, which has at the end of the block what was counted in it, as `snapshot`."""
+    """Yield a dict, which has at the end of the block what was counted in it, as `counts`."""
     metrics_of = drafting(llm).stage.metrics
-    counts: dict[str, Any] = {}
+    grown: dict[str, Any] = {}
     before = metrics_of.snapshot()
-    yield counts
-    counts |= (metrics_of.snapshot() - before).as_dict()
-
-
-def watched(llm: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
-    """Run `inside.drive`, and record what the proposer `recorder` is told.
-
-    Returns what `drive` returns, the counts of `snapshot` meanwhile, and further "records", and under "wrong" the
-    (request id, length) of texts whose tokens are not those of the request's final text.
-    """
-    with recording(llm) as records:
-        found = counted(llm, "drive", requests=requests)
-    result = found.pop("result")
-    given = {request["id"]: request["prompt"] for request in requests}
-    finals = {name: [*given[name], *output["token_ids"]] for name, output in result["outputs"].items()}
-    return {**result, **found, "records": records, "wrong": wrong_texts(records, finals)}
+    yield grown
+    grown |= (metrics_of.snapshot() - before).as_dict()
 
 
 @contextmanager
