@@ -95,12 +95,12 @@ def old() -> Callable[[], None]:
 
 
 def hooks_that_break() -> Callable[[], None]:
-    from specplug_sglang import entry
+    from specplug_sglang import hooks
 
     def install() -> None:
         raise AttributeError("no such hook")
 
-    return replaced(entry, "install_hooks", install)
+    return replaced(hooks, "install", install)
 
 
 LENGTHS = {"settings": EXTENDED, "speculative_num_steps": None, "speculative_num_draft_tokens": 16}
