@@ -182,8 +182,8 @@ engine = $(firstword $(subst -, ,$1))
 BASE_transformers  := $(VENV)
 BASE_sglang        := $(SGLANG)
 TESTS_transformers := tests/transformers tests/draft_model
-TESTS_sglang       := $(patsubst %,tests/engines/sglang/test_%.py,greedy exact sampling seeds \
-  suite features fields grammar lifecycle server)
+TESTS_sglang       := $(patsubst %,tests/engines/sglang/test_%.py,greedy sampling plain_steps \
+  suite fields grammar lifecycle server)
 
 test-versions: $(OLDER:%=test-%) ## the features on each supported version that no other tests run
 

@@ -57,13 +57,13 @@ FEATURES: dict[str, Cells] = {
         T: "test_fields.py::test_engine[min_p",
         V1: f"{REFUSED}test_fields.py::test_a_field_is_as_its_row_says[v1-min_p",
         V2: "test_fields.py::test_a_field_is_as_its_row_says[v2_async-min_p",
-        S: "test_exact.py::test_min_p_beside_ordinary_requests",
+        S: "test_sampling.py::test_greedy_requests_and_min_p_beside_sampled_ones",
     },
     "seeds": {
         T: "test_seeds.py::",
         V1: "test_fields.py::test_a_field_is_as_its_row_says[v1-seed",
         V2: "test_fields.py::test_a_field_is_as_its_row_says[v2_async-seed",
-        S: "test_seeds.py::",
+        S: "test_sampling.py::test_a_seed_has_one_text",
     },
     "penalties, minimum tokens": {
         T: "test_fields.py::test_engine",
@@ -111,7 +111,7 @@ FEATURES: dict[str, Cells] = {
         T: NONE,
         V1: "test_lora.py::test_adapters_keep_their_texts_and_are_reported_apart[v1",
         V2: "test_lora.py::test_adapters_keep_their_texts_and_are_reported_apart[v2",
-        S: f"{REFUSED}test_features.py::test_lora_is_refused",
+        S: f"{REFUSED}test_registration.py::test_lora_is_refused",
     },
     "prompt embeddings": {
         T: NONE,
@@ -175,19 +175,19 @@ FEATURES: dict[str, Cells] = {
     },
     "data-parallel attention": {
         T: NONE,
-        S: f"{REFUSED}test_registration.py::test_what_is_not_supported_is_refused[arguments3",
+        S: f"{REFUSED}test_registration.py::test_what_cannot_be_served_ends_the_start[given3",
     },
     "pipeline parallelism": {
         T: NONE,
         V1: f"{REFUSED}test_doctor.py::test_what_cannot_be_served_is_refused_by_name[pipeline",
         V2: f"{REFUSED}test_doctor.py::test_what_cannot_be_served_is_refused_by_name[pipeline",
-        S: f"{REFUSED}test_registration.py::test_what_is_not_supported_is_refused[arguments1",
+        S: f"{REFUSED}test_registration.py::test_what_cannot_be_served_ends_the_start[given1",
     },
     "prefill and decode on separate servers": {
         T: NONE,
         V1: "test_kv_transfer.py::test_prompts_that_another_server_prefilled[v1",
         V2: "test_kv_transfer.py::test_prompts_that_another_server_prefilled[v2",
-        S: f"{REFUSED}test_registration.py::test_what_is_not_supported_is_refused[arguments2",
+        S: f"{REFUSED}test_registration.py::test_what_cannot_be_served_ends_the_start[given2",
     },
     "offload of the key-value cache": {
         T: NONE,

@@ -44,7 +44,7 @@ def test_a_slow_test_is_shown_as_one():
     records["tests/transformers"]["passed"] = ["tests/transformers/test_seeds.py::test_x"]
     line = next(line for line in render(records, {}).splitlines() if line.startswith("| seeds"))
     assert "| [tested](../tests/transformers/test_seeds.py) |" in line
-    assert "[tested, slow](../tests/engines/sglang/test_seeds.py)" in line
+    assert "[tested, slow](../tests/engines/sglang/test_sampling.py)" in line
 
 
 REPORT = """<testsuites><testsuite errors="0" failures="{failures}" skipped="1" tests="3" time="90.0">

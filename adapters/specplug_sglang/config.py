@@ -177,7 +177,6 @@ def ladder_up_to(draft_length: int) -> tuple[int, ...]:
 
 
 def _algorithm(server_args: Any) -> str:
-    """Return the name of the server's speculative algorithm in capitals, "" if it has none."""
     name = getattr(server_args, "speculative_algorithm", None)
     return name.upper() if isinstance(name, str) else ""
 

@@ -143,7 +143,6 @@ COMMAND = ServerCommand(
 
 
 def _require_loaded() -> None:
-    """Refuse a line that keeps SGLang from loading specplug."""
     from sglang.srt.speculative.spec_registry import get_spec
 
     if get_spec(ALGORITHM) is None:

@@ -44,19 +44,13 @@ def _options() -> dict[str, Any]:
     try:
         if seams.moved_seams("algorithm"):
             seams.require("algorithm")  # raises; else it could warn where no server enables specplug
+        from specplug_sglang import hooks
         from specplug_sglang.arguments import Algorithm
 
-        install_hooks()
+        hooks.install()
         return {"spec_class": Algorithm}
     except Exception as error:
         return _refusing(_broken(error))
-
-
-def install_hooks() -> None:
-    """Install the hooks, once per process."""
-    from specplug_sglang import hooks
-
-    hooks.install()
 
 
 def _refusing(error: SpecplugError) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _FRONT = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
 
 BEFORE = {
     HANDLES_ARGUMENTS: arguments.complete_arguments,
-    f"{_SCHEDULER}.on_idle": events.notify_idle,
+    f"{_SCHEDULER}.on_idle": events.notify,
     f"{_MEMORY}.release_memory_occupation": events.notify_release,
 }
 AFTER = {

@@ -50,7 +50,6 @@ def _max_tokens(req: Any, max_length: int) -> int:
 
 
 def _end(req: Any, max_length: int) -> int:
-    """Return the maximum length of a request's prompt and output together."""
     return min(len(req.origin_input_ids) + _max_tokens(req, max_length), max_length)
 
 

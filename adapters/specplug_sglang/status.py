@@ -13,10 +13,9 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from specplug.counts import MetricsSnapshot
 from specplug.errors import EngineError, SettingsError, SpecplugError, describe
 from specplug.operator.control import parse_order
-from specplug.operator.status import by_plugin, reported_details, reported_rows, reported_settings
+from specplug.operator.status import engine_status, worker_status
 from specplug_sglang import seams
 from specplug_sglang.config import lossy_arguments
 from specplug_sglang.verification import acceptance
@@ -43,53 +42,23 @@ def scheduler_status(scheduler: Any) -> dict[str, Any]:
     from sglang.srt.runtime_context import get_parallel, get_spec
 
     drafting = scheduler.draft_worker.drafting
-    step_planner = drafting.step_planner
-    caps = drafting.caps
+    worker = {"rank": drafting.rank, "drafts": drafting.stage is not None}
     drafter = {}
-    if drafting.outcomes is not None:
-        drafter = {"engine_drafter": drafting.method, "metrics": _with_lossy(drafting.counts())}
+    if drafting.outcomes is not None or drafting.stage is not None:
+        counts = replace(drafting.counts(), lossy=acceptance.counter.read())
+        if drafting.stage is not None:
+            settings = drafting.resolved.settings
+            worker |= worker_status(settings, drafting.device, drafting.allocator, drafting.stage, counts)
+        else:
+            drafter = {"engine_drafter": drafting.method, "metrics": counts.as_dict()}
+    lossy = lossy_arguments(get_spec())
     return {
         "engine": int(get_parallel().dp_rank or 0),
         "overlap": bool(scheduler.enable_overlap),
-        "trees": caps.trees,
-        "max_draft_length": caps.max_draft_length,
-        "captured_draft_lengths": list(caps.captured_draft_lengths),
-        "rows": reported_rows(caps),
-        "lossy": lossy_arguments(get_spec()) or None,
-        "settings": reported_settings(drafting.resolved),
-        "scheduler": {
-            "steps": step_planner.steps,
-            "plan": {"draft_length": step_planner.plan.draft_length, "token_budget": step_planner.plan.token_budget},
-            "control": step_planner.control.state(),
-            "policy": step_planner.stage.status(),
-            "costs": drafting.start_costs.status(),
-            "faults": by_plugin(step_planner.faults),
-            **drafter,
-        },
-        "workers": [] if drafter else [worker_status(scheduler)],
+        "trees": drafting.caps.trees,
+        **engine_status(drafting.caps, drafting.step_planner, drafting.start_costs, lossy, drafter),
+        "workers": [] if drafter else [worker],
     }
-
-
-def worker_status(scheduler: Any) -> dict[str, Any]:
-    """Return the worker's status: its rank and, on the rank that drafts (0), its counts and faults."""
-    drafting = scheduler.draft_worker.drafting
-    if drafting.stage is None:
-        return {"rank": drafting.rank, "drafts": False}
-    settings = drafting.resolved.settings
-    return {
-        "rank": drafting.rank,
-        "drafts": True,
-        "device": str(drafting.device),
-        "proposers": [settings.proposer, *settings.extra_proposers],
-        "slots": drafting.allocator.status(),
-        "sources": list(drafting.stage.sources),
-        "details": reported_details(drafting.stage.proposers),
-        "metrics": _with_lossy(drafting.counts()),
-    }
-
-
-def _with_lossy(counted: MetricsSnapshot) -> dict[str, Any]:
-    return replace(counted, lossy=acceptance.counter.read()).as_dict()
 
 
 def report_state(original: Any, controller: Any, request: Any) -> Any:

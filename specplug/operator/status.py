@@ -6,14 +6,24 @@ Policies and proposers report what they like of themselves, so a report of anoth
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
+from specplug.counts import MetricsSnapshot
 from specplug.faults import status_of
 from specplug.input_errors import flatten
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import EngineCaps, Ragged
+
+if TYPE_CHECKING:
+    import torch
+
+    from specplug.cost.store import StartCosts
+    from specplug.operator.server_planner import ServerPlanner
+    from specplug.settings.model import Settings
+    from specplug.steps.draft_stage import DraftStage
+    from specplug.steps.slots import SlotAllocator
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -48,6 +58,48 @@ class CorpusTotals(NamedTuple):
 class _Store(BaseModel):
     tenants: dict[str, dict[str, Annotated[int, Field(ge=0)]]]
     problems: list[Any]
+
+
+def engine_status(
+    caps: EngineCaps, planner: ServerPlanner[Any], costs: StartCosts, lossy: str, drafter: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what every engine reports: its capabilities, settings, newest plan, control, policy and faults.
+
+    Args:
+        costs: what steps cost, as far as it was known before the first request.
+        lossy: the engine's own lossy acceptance; "" for none.
+        drafter: of the engine's own drafter, where that alone drafts, its name and the counts of its drafts.
+    """
+    return {
+        "max_draft_length": caps.max_draft_length,
+        "captured_draft_lengths": list(caps.captured_draft_lengths),
+        "rows": reported_rows(caps),
+        "lossy": lossy or None,
+        "settings": reported_settings(planner.resolved),
+        "scheduler": {
+            "steps": planner.steps,
+            "plan": {"draft_length": planner.plan.draft_length, "token_budget": planner.plan.token_budget},
+            "control": planner.control.state(),
+            "policy": planner.stage.status(),
+            "costs": costs.status(),
+            "faults": by_plugin(planner.faults),
+            **drafter,
+        },
+    }
+
+
+def worker_status(
+    settings: Settings, device: torch.device, allocator: SlotAllocator, stage: DraftStage, counts: MetricsSnapshot
+) -> dict[str, Any]:
+    """Return what every worker that drafts reports: its device, proposers, slots, details and counts."""
+    return {
+        "device": str(device),
+        "proposers": [settings.proposer, *settings.extra_proposers],
+        "slots": allocator.status(),
+        "sources": list(stage.sources),
+        "details": reported_details(stage.proposers),
+        "metrics": counts.as_dict(),
+    }
 
 
 def reported_settings(resolved: ResolvedSettings) -> dict[str, dict[str, Any]]:

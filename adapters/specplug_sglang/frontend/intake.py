@@ -53,7 +53,6 @@ def install_request_hooks() -> None:
 
 
 def _check_server_args(original: Callable[..., None], server_args: Any) -> None:
-    """Hook on the launch's check of the server's arguments, which runs before anything is built."""
     original(server_args)
     if use_of(server_args):
         install_request_hooks()

@@ -68,7 +68,6 @@ class Drafting:
         self, server_args: Any, target_worker: Any, ranks: RankGroup, inexact: Sequence[str] | None = None
     ) -> None:
         model_config = target_worker.model_runner.model_config
-        tokenizer = getattr(target_worker, "tokenizer", None)
         self.resolved = resolved(server_args)
         self.caps = engine_caps(server_args)
         self.ranks = ranks
@@ -76,20 +75,8 @@ class Drafting:
         self.device = torch.device(target_worker.model_runner.device)
         self.vocab_size = int(model_config.vocab_size)
         self.max_length = int(model_config.context_len)
-        settings = self.resolved.settings
-        context = PluginContext(
-            caps=self.caps,
-            vocab_size=self.vocab_size,
-            max_slots=rows_of_pool(server_args),
-            max_length=self.max_length,
-            device=self.device,
-            rank=self.rank,
-            seed=settings.seed,
-            target_path=model_config.model_path,
-            target_config=model_config.hf_config,
-            target_tokenizer=tokenizer,
-        )
         self._inexact = inexact
+        context = self._context(rows_of_pool(server_args), model_config, getattr(target_worker, "tokenizer", None))
         self.step_planner: ServerPlanner[Any] = ServerPlanner(
             self.resolved, context, attrgetter("rid"), text_length, self._bounds
         )
@@ -99,25 +86,14 @@ class Drafting:
         self.held: dict[str, tuple[Any, int]] = {}
         self.rows = Rows(self.allocator, ())
         self.length = self.caps.max_draft_length
-        self.drafts: Drafts | None = None
-        self.table: TokenTable | None = None
-        self.outcomes: OutcomeCounts | None = None
         self.method = drafter(server_args).lower() if use_of(server_args) == "engine" else ""
-        if self.method:
-            self.outcomes = OutcomeCounts(self.method, self.length)
-        else:
+        self.outcomes = OutcomeCounts(self.method, self.length) if self.method else None
+        self.table: TokenTable | None = None
+        if not self.method:
             self.table = TokenTable(context.max_slots, self.max_length, self.length + 1, self.device)
-        if self.table is not None and self.rank == 0:
-            self.drafts = Drafts(
-                build_draft_stage(settings, default_registry(), context, grammars=True),
-                self.table,
-                self.allocator.slots,
-                self.caps,
-                self.vocab_size,
-                tokenizer=tokenizer,
-                launches=launches_for(self.device),
-            )
+        self.drafts = self._drafts_of(context)
         self.stage = None if self.drafts is None else self.drafts.stage
+        settings = self.resolved.settings
         self.drafts_trees = self.caps.trees and any(
             default_registry().get(ProposerSpec, name).caps_for(self.device.type).trees
             for name in (settings.proposer, *settings.extra_proposers)
@@ -130,6 +106,33 @@ class Drafting:
         self._stream = None
         self._began = 0.0
         self.results = Results(self.step_planner, self.stage, self.outcomes)
+
+    def _context(self, max_slots: int, model_config: Any, tokenizer: Any) -> PluginContext:
+        return PluginContext(
+            caps=self.caps,
+            vocab_size=self.vocab_size,
+            max_slots=max_slots,
+            max_length=self.max_length,
+            device=self.device,
+            rank=self.rank,
+            seed=self.resolved.settings.seed,
+            target_path=model_config.model_path,
+            target_config=model_config.hf_config,
+            target_tokenizer=tokenizer,
+        )
+
+    def _drafts_of(self, context: PluginContext) -> Drafts | None:
+        if self.table is None or self.rank:
+            return None
+        return Drafts(
+            build_draft_stage(self.resolved.settings, default_registry(), context, grammars=True),
+            self.table,
+            self.allocator.slots,
+            self.caps,
+            self.vocab_size,
+            tokenizer=context.target_tokenizer,
+            launches=launches_for(self.device),
+        )
 
     # -- requests and the engine ---------------------------------------------------------------------------------
 
@@ -184,7 +187,6 @@ class Drafting:
                 self._move(req)
 
     def _is_queued(self, req: Any) -> bool:
-        """Return whether a request waits for a slot, new or retracted."""
         scheduler = None if self._scheduler is None else self._scheduler()
         return scheduler is None or req in scheduler.waiting_queue
 
@@ -209,7 +211,6 @@ class Drafting:
         self.step_planner.forget([rid])
 
     def _take_in(self, req: Any) -> None:
-        """Give a request a slot, and write its text there."""
         if self.allocator.is_waiting(req.rid):
             self.allocator.resume(req.rid)
         else:

@@ -186,7 +186,6 @@ class Drafts:
         return draft
 
     def _has_failed(self) -> bool:
-        """Return whether a proposer failed to draft in the newest step."""
         return any(runner.has_failed for runner in self.stage.runners)
 
     def _fitted(self, draft: Draft, proposed: Tensor) -> Draft | None:

@@ -33,7 +33,6 @@ def find_end(original: Callable[..., None], req: Any, new_accepted_len: int = 1)
 
 
 def _is_ours() -> bool:
-    """Return whether this server enables specplug."""
     from sglang.srt.runtime_context import get_spec
 
     return bool(use_of(get_spec()))

@@ -38,8 +38,11 @@ def attach_worker(_: Any, scheduler: Any) -> None:
         _runners[scheduler.draft_worker.model_runner] = drafting
 
 
-def _notify(owner: Any, kind: EngineEventKind | None) -> None:
-    """Notify the proposers of `owner`, if it has any and the seams of events have not moved; None is no event."""
+def notify(owner: Any, kind: EngineEventKind | None = None) -> None:
+    """Notify the proposers of `owner`, if it has any and the seams of events have not moved, of an event.
+
+    None is no event: at an idle engine they learn of the last request's end, not when the next request arrives.
+    """
     drafting = drafting_of(owner)
     if drafting is None or not seams.available("events"):
         return
@@ -47,11 +50,6 @@ def _notify(owner: Any, kind: EngineEventKind | None) -> None:
         drafting.sweep()
     else:
         drafting.on_engine_event(kind)
-
-
-def notify_idle(scheduler: Any) -> None:
-    """Notify proposers of the last request's end when the engine idles, not when the next request arrives."""
-    _notify(scheduler, None)
 
 
 def change_weights(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: Any) -> Any:
@@ -79,13 +77,13 @@ def _notify_change(updater: Any) -> None:
 def notify_release(manager: Any, *_: Any) -> None:
     """Notify proposers before the memory is released, while its contents are intact."""
     if not manager.offload_tags:
-        _notify(manager, "sleep")
+        notify(manager, "sleep")
 
 
 def notify_resume(_: Any, manager: Any, *__: Any) -> None:
     """Notify proposers once all memory is back; it may come back in parts."""
     if not manager.offload_tags:
-        _notify(manager, "wake")
+        notify(manager, "wake")
 
 
 def choose_worker(worker: Any, algorithm: Any, server_args: Any) -> Any:

@@ -206,7 +206,6 @@ class TimedSteps:
             self._module.synchronize()
 
     def _draft(self, requests: int, draft_length: int) -> Draft | None:
-        """Return chains of random tokens, None for no tokens."""
         if not draft_length:
             return None
         trees = self._worker.drafting.drafts_trees

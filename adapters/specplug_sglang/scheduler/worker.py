@@ -19,9 +19,10 @@ from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_parallel
+from sglang.srt.speculative import eagle_utils
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
-from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
+from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask, commit_mamba_states_after_verify
 from torch import Tensor
 
 from specplug.seams.seam import hook
@@ -112,8 +113,9 @@ class SpeculativeWorker(BaseSpecWorker):
         attention.check(self.model_runner.attn_backend, trees=self.drafting.caps.trees)
         # Forward-pass metrics sum them on the host, one request at a time.
         sums = resolved_args(self.server_args).enable_forward_pass_metrics
-        needed = attention.needs_host_lengths(self.spec_v2_attn_backends) or sums
-        self.model_runner.spec_algorithm.host_lengths = needed
+        # With a backend that reads text lengths on the host, every step waits for the one before.
+        waits = any(getattr(backend, "needs_cpu_seq_lens", True) for backend in self.spec_v2_attn_backends)
+        self.model_runner.spec_algorithm.host_lengths = waits or sums
         start_costs.find(self)
 
     def _largest_batches(self) -> dict[int, int]:
@@ -145,10 +147,6 @@ class SpeculativeWorker(BaseSpecWorker):
             record_stream_for_v2_verify(batch, None, torch.get_device_module(self.device).current_stream())
         if batch.forward_mode.is_decode():
             return self._decode(batch, on_publish)
-        return self._extend(batch, on_publish)
-
-    def _extend(self, batch: Any, on_publish: Any) -> Any:
-        """Run a prefill on the target."""
         self.drafting.prefill(batch.reqs)
         result = self.target_worker.forward_batch_generation(batch)
         if on_publish is not None:
@@ -216,11 +214,11 @@ class SpeculativeWorker(BaseSpecWorker):
             if attention.reads_mask(backend, trees=drafting.caps.trees):
                 mask = attention.mask_of(batch, nodes, drafting.max_length)
             prepare(batch, verified, mask, keeps_states=self._keeps_states)
-            tree = acceptance.grammar_tree(nodes) if batch.has_grammar else None
+            # What grammars need of the nodes is copied to the host meanwhile.
+            tree = GrammarTree.from_device(nodes.child, nodes.sibling, nodes.tokens) if batch.has_grammar else None
             result = self.target_worker.forward_batch_generation(batch, is_verify=True)
             logits = result.logits_output
-            allowed = None if tree is None else acceptance.grammar_mask(batch, tree, self.device)
-            predict, accept_lens, accept_index = acceptance.verify(self.model_runner, batch, logits, allowed)
+            predict, accept_lens, accept_index = self._accept(batch, logits, tree)
             acceptance.sample_plainly(self.model_runner.sampler, batch, logits, predict, n)
             if self._keeps_states:  # within `using`: the backend that attended knows which state belongs to which row
                 commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, n)
@@ -246,6 +244,18 @@ class SpeculativeWorker(BaseSpecWorker):
             speculative_num_draft_tokens=n,
             speculative_output_stride=n,
         )
+
+    def _accept(self, batch: Any, logits: Any, tree: GrammarTree | None) -> acceptance.Verified:
+        """Accept drafts; penalties, biases and the mask of grammars at the nodes of `tree` change the logits."""
+        runner = self.model_runner
+        mask = None
+        if tree is not None:
+            info = batch.sampling_info
+            how = {"reqs": batch.reqs, "tree": tree, "sampling_info": info, "device": self.device, "barrier": None}
+            mask = build_grammar_vocab_mask(**how)
+        inputs = batch.spec_info, batch, logits, mask
+        state = runner.watermark_state
+        return acceptance.sample(runner.sampler, eagle_utils.eagle_sample, *inputs, watermark_state=state)
 
     def _settle(
         self, batch: Any, draft: Draft, accept_lens: Tensor, accept_index: Tensor, predict: Tensor, logits: Any

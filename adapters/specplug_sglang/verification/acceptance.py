@@ -27,23 +27,6 @@ from specplug.seams.seam import hook
 from specplug.types.tensors import on_device
 from specplug_sglang.config import lossy_arguments, resolved_args, verifies_greedily
 from specplug_sglang.requests import inexact_feature
-from specplug_sglang.verification.trees import Nodes
-
-
-def grammar_tree(nodes: Nodes) -> Any:
-    """Start copying the nodes to the host for the grammars."""
-    from sglang.srt.speculative.spec_utils import GrammarTree
-
-    return GrammarTree.from_device(nodes.child, nodes.sibling, nodes.tokens)
-
-
-def grammar_mask(batch: Any, tree: Any, device: torch.device) -> Any:
-    """Return the mask of tokens that grammars forbid at each node of a `grammar_tree`."""
-    from sglang.srt.speculative.spec_utils import build_grammar_vocab_mask
-
-    return build_grammar_vocab_mask(
-        reqs=batch.reqs, tree=tree, sampling_info=batch.sampling_info, device=device, barrier=None
-    )
 
 
 def sample_plainly(sampler: Any, batch: Any, logits: Any, predict: Tensor, n: int) -> None:
@@ -90,21 +73,13 @@ Verified = tuple[Tensor, Tensor, Tensor]
 """`predict`, `accept_lens` and `accept_index`, as SGLang's `eagle_sample` returns them."""
 
 
-def verify(runner: Any, batch: Any, logits: Any, grammar_mask: Any) -> Verified:
-    """Accept draft tokens of a batch that `runner` has verified, and emit one more per request.
-
-    Penalties, biases and the mask of grammars, if there is one, are applied to the logits in place.
-    """
-    from sglang.srt.speculative.eagle_utils import eagle_sample
-
-    inputs = batch.spec_info, batch, logits, grammar_mask
-    return sample(runner.sampler, eagle_sample, *inputs, watermark_state=runner.watermark_state)
-
-
 def sample(
     sampler: Any, original: Callable[..., Verified], nodes: Any, batch: Any, *args: Any, **kwargs: Any
 ) -> Verified:
-    """Stand around SGLang's `eagle_sample`: where that would be inexact, tokens are drawn by the target's `sampler`."""
+    """Accept draft tokens that the target has verified, and emit one more per request, as SGLang's `eagle_sample` does.
+
+    Where that would be inexact, tokens are drawn by the target's `sampler`.
+    """
     info = batch.sampling_info
     if info.is_all_greedy or (info.sampling_seed is None and not verifies_greedily()):
         return original(nodes, batch, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Needs of SGLang's attention backends in verification: masks, text lengths on the host, and buffers of graphs.
+"""Needs of SGLang's attention backends in verification: masks, and buffers of graphs.
 
 A backend's own declaration decides, that of the wrapped backend for wrappers; class names decide only if a backend
 declares nothing.  Nothing here waits for the device.
@@ -11,7 +11,7 @@ length may overwrite the buffers of another, as those of one batch size overwrit
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -27,11 +27,6 @@ CAUSAL = frozenset(
     }
 )
 """Backends that verify chains causally without a mask; backends with captured graphs declare it (`verify_mask`)."""
-
-
-def needs_host_lengths(backends: Iterable[Any]) -> bool:
-    """Return whether any backend reads text lengths on the host, which makes every step wait for the previous one."""
-    return any(getattr(backend, "needs_cpu_seq_lens", True) for backend in backends)
 
 
 UNABLE = ("TorchNativeAttnBackend",)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from sglang.srt.runtime_context import get_context, get_exec, get_spec
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from specplug.errors import EngineError
 from specplug_sglang.config import needed_batches
@@ -124,12 +125,13 @@ class DraftLengths:
 
     def _build(self, n: int, *, captured: bool) -> Machinery:
         """Build `n` nodes; a length that no plan was expected to choose is not `captured`, as requests would wait."""
-        with _as_if_launched_with(n), _without_speculation(self._runner) if n == DECODING else nullcontext():
+        # Without an algorithm, a runner's graphs and backends are those of decoding.
+        hidden = _replaced(self._runner, "spec_algorithm", SpeculativeAlgorithm.NONE)
+        with _as_if_launched_with(n), hidden if n == DECODING else nullcontext():
             attention = self._runner._get_attention_backend()  # its workspace is the engine's
             return Machinery(attention, self._graphs(attention, n) if captured and self._captures else None)
 
     def _graphs(self, attention: Any, n: int) -> Any:
-        """Capture `n` nodes with the class of the engine's own graph runner."""
         default = self._runner.decode_cuda_graph_runner
         self._buffers.share_when_allocated(attention)
         if n == DECODING:
@@ -179,13 +181,6 @@ def _as_if_batches_ended_at(largest: int) -> AbstractContextManager[None]:
     if config is None:
         return nullcontext()
     return _replaced(config.decode, "bs", needed_batches(config.decode.bs, largest))
-
-
-def _without_speculation(runner: Any) -> AbstractContextManager[None]:
-    """Hide the algorithm from a runner, whose graphs and backends are then those of decoding."""
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-    return _replaced(runner, "spec_algorithm", SpeculativeAlgorithm.NONE)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from specplug.operator.status import by_plugin, reported_details, reported_rows, reported_settings
+from specplug.operator import status as common
 from specplug.seams.seam import hook
 from specplug_vllm import seams
 from specplug_vllm.config import drafter_of, engine_caps, lossy_method, runner_of, use_of
@@ -65,16 +65,10 @@ def worker_status(worker: Any) -> dict[str, Any]:
     drafting = find_drafting(worker.model_runner)
     status: dict[str, Any] = {"rank": worker.rank, "drafts": drafting is not None}
     if drafting is not None and drafting.rank == 0:  # the counts of others are the same
-        settings = drafting.resolved.settings
-        status |= {
-            "device": str(drafting.device),
-            "proposers": [settings.proposer, *settings.extra_proposers],
-            "slots": drafting.allocator.status(),
-            "distribution_bytes": drafting.distribution_bytes,
-            "sources": list(drafting.stage.sources),
-            "details": reported_details(drafting.stage.proposers),
-            "metrics": drafting.stage.metrics.snapshot().as_dict(),
-        }
+        stage = drafting.stage
+        what = drafting.resolved.settings, drafting.device, drafting.allocator, stage, stage.metrics.snapshot()
+        status |= common.worker_status(*what)
+        status["distribution_bytes"] = drafting.distribution_bytes
     return status
 
 
@@ -84,9 +78,8 @@ def engine_status(core: Any) -> dict[str, Any]:
     With vLLM's own drafter the scheduler counts the results of drafts, and no worker has a status.
     """
     config = core.vllm_config
-    step_planner = core.scheduler.step_planner
-    caps = engine_caps(config)
-    counts = core.scheduler.counts
+    scheduler = core.scheduler
+    counts = scheduler.counts
     drafter = {}
     if counts is not None:
         drafter = {"engine_drafter": drafter_of(config), "metrics": counts.snapshot({}).as_dict()}
@@ -94,20 +87,9 @@ def engine_status(core: Any) -> dict[str, Any]:
         "engine": config.parallel_config.data_parallel_index,
         "runner": runner_of(config),
         "async_scheduling": bool(config.scheduler_config.async_scheduling),
-        "max_draft_length": caps.max_draft_length,
-        "captured_draft_lengths": list(caps.captured_draft_lengths),
-        "rows": reported_rows(caps),
-        "lossy": lossy_method(config) or None,
-        "settings": reported_settings(step_planner.resolved),
-        "scheduler": {
-            "steps": step_planner.steps,
-            "plan": {"draft_length": step_planner.plan.draft_length, "token_budget": step_planner.plan.token_budget},
-            "control": step_planner.control.state(),
-            "policy": step_planner.stage.status(),
-            "costs": core.scheduler.start_costs.status(),
-            "faults": by_plugin(step_planner.faults),
-            **drafter,
-        },
+        **common.engine_status(
+            engine_caps(config), scheduler.step_planner, scheduler.start_costs, lossy_method(config), drafter
+        ),
         "workers": [] if drafter else core.model_executor.collective_rpc(worker_status),
     }
 

@@ -26,12 +26,22 @@ sys.path.remove(str(SGLANG_CPU))  # what is installed stays what transformers fi
 SLOW = (
     ("test_greedy", ", sync"),
     ("test_sampling", "trees, sync"),
-    *((f"test_{name}", "[sync") for name in ("exact", "features", "fields", "grammar", "lifecycle", "recurrent")),
+    *((f"test_{name}", "[sync") for name in ("fields", "grammar", "lifecycle", "recurrent")),
 )
+NEIGHBOURS = (
+    *("test_engine_events", "test_lifecycle", "TestLifecycle", "TestVisible"),
+    *("TestFeatures", "test_fields", "test_intake", "TestGrammar", "test_grammar_states"),
+)
+"""Files and classes of tests that share engines, which then need not start again."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what is of the tests themselves, and what repeats, a step at a time, what runs overlapped."""
+    """Mark as slow what is of the tests themselves, and what repeats, a step at a time, what runs overlapped.
+
+    Tests of `NEIGHBOURS` come last.
+    """
+    places = {name: place for place, name in enumerate(NEIGHBOURS, start=1)}
+    items.sort(key=lambda item: places.get(getattr(item.cls, "__name__", ""), places.get(item.path.stem, 0)))
     for item in items:
         if any(item.path.stem == file and kind in item.name for file, kind in SLOW):
             item.add_marker("slow")

@@ -32,6 +32,14 @@ SMALL: dict[str, Any] = {
 SERVED = {"served_model_name": MODEL}
 """What servers are launched with beside."""
 
+FEATURES: dict[str, Any] = {
+    "enable_custom_logit_processor": True,
+    "enable_return_hidden_states": True,
+    "chunked_prefill_size": 64,
+    "max_running_requests": 24,
+}
+"""What engines are launched with beside whose features are tested."""
+
 
 class Configuration(launch.Configuration):
     """One way to launch SGLang."""

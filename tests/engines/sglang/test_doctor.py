@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import subprocess
@@ -11,24 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.engines.engines import Engine
 from tests.engines.sglang.launch import Configuration, configuration
 
 SPECPLUG = Path(sys.executable).parent / "specplug"
 NGRAM = '{"proposer": "ngram", "mode": "off"}'
-
-REQUESTED = """
-import dataclasses, json, shlex, sys
-from specplug.errors import SpecplugError
-from specplug_sglang.doctor import COMMAND
-found = []
-for settings, line in json.loads(sys.argv[1]):
-    try:
-        launch = COMMAND.launch(f"SPECPLUG_CONFIG={shlex.quote(settings)} {line}")
-        found.append(None if launch is None else dataclasses.asdict(launch))
-    except SpecplugError as error:
-        found.append(str(error))
-print(json.dumps(found))
-"""
 
 
 def line_of(config: Configuration) -> str:
@@ -65,32 +53,26 @@ CASES: dict[str, tuple[str, Configuration]] = {
 }
 
 
+def launches(engine: Any, cases: dict[str, tuple[str, str]]) -> dict[str, Any]:
+    """Return what settings and a line come to, by case: None, a launch, or the message of what refuses it."""
+    from specplug.errors import SpecplugError
+    from specplug_sglang.doctor import COMMAND
+
+    found: dict[str, Any] = {}
+    for name, (settings, line) in cases.items():
+        try:
+            launch = COMMAND.launch(f"SPECPLUG_CONFIG={shlex.quote(settings)} {line}")
+            found[name] = None if launch is None else dataclasses.asdict(launch)
+        except SpecplugError as error:
+            found[name] = str(error)
+    return found
+
+
 @pytest.fixture(scope="module")
-def answers() -> dict[str, Any]:
-    """SGLang's answer to each of `CASES`, from one process, because importing SGLang takes most of the time."""
-    given = [(settings, line_of(config)) for settings, config in CASES.values()]
-    command = [sys.executable, "-c", REQUESTED, json.dumps(given)]
-    variables = configuration().variables()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=variables)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return dict(zip(CASES, json.loads(done.stdout), strict=True))
-
-
-def test_trees_and_synchronous_steps_are_recognised(answers):
-    first = answers["trees"]["advice"][0]["summary"]
-    assert "drafts are trees (--speculative-eagle-topk 3) of up to 5 tokens; synchronous" in first
-
-
-def test_sampling_on_a_device_whose_verification_does_not_sample_is_named(answers):
-    advice = [check["summary"] for check in answers["trees"]["advice"]]
-    assert any(text.startswith("SGLang's verification on this device takes the likeliest token") for text in advice)
-
-
-def test_what_the_line_leaves_open_is_settled(answers):
-    line = answers["default width"]["line"]
-    assert "up to 2048 requests (limited by SGLang's default without speculation)" in line
-    assert "up to 0 draft tokens" not in line
-    assert "limited by --max-running-requests" in answers["trees"]["line"]
+def answers(baseline: Engine) -> dict[str, Any]:
+    """SGLang's answer to each of `CASES`, in a process that has it imported."""
+    cases = {name: (settings, line_of(config)) for name, (settings, config) in CASES.items()}
+    return dict(baseline.call(launches, cases=cases))
 
 
 def test_lines_that_ask_for_something_else_are_not_looked_into(answers):
@@ -100,15 +82,24 @@ def test_lines_that_ask_for_something_else_are_not_looked_into(answers):
 @pytest.mark.parametrize(
     ("case", "parts"),
     [
-        ("pages", ["trees with pages need flashinfer", "--page-size 16"]),
-        ("no model", ["/absent/model"]),
-        ("no draft model", ["proposer 'crosstok': no draft model is named"]),
+        ("trees", ["drafts are trees (--speculative-eagle-topk 3) of up to 5 tokens; synchronous"]),
+        ("trees", ["\nSGLang's verification on this device takes the likeliest token"]),
+        ("trees", ["limited by --max-running-requests"]),
+        ("default width", ["up to 2048 requests (limited by SGLang's default without speculation)"]),
+        ("pages", ["REFUSED: ", "trees with pages need flashinfer", "--page-size 16"]),
+        ("no model", ["REFUSED: ", "/absent/model"]),
+        ("no draft model", ["REFUSED: ", "proposer 'crosstok': no draft model is named"]),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(answers, case, parts):
-    assert isinstance(answers[case], str)
-    for part in parts:
-        assert part in answers[case]
+def test_what_a_line_comes_to(answers, case, parts):
+    """What the line leaves open is settled, and what cannot be served is refused by name."""
+    found = answers[case]
+    if isinstance(found, str):
+        text = f"REFUSED: {found}"
+    else:
+        text = "\n".join([found["line"], *(check["summary"] for check in found["advice"])])
+        assert "up to 0 draft tokens" not in text
+    assert [part for part in parts if part not in text] == []
 
 
 @pytest.mark.slow  # a process of its own; tests/adapters/test_doctor.py has the variable
@@ -121,6 +112,7 @@ def test_a_line_that_keeps_specplug_out_is_refused():
     assert "SGLANG_PLUGINS='other'" in check["summary"]
 
 
+@pytest.mark.slow  # a process of its own; tests/operator/test_launches.py has what prints the message
 def test_a_mistake_ends_the_server_with_one_message_before_anything_is_loaded():
     config = configuration("SPECPLUG", environment={"SPECPLUG_CONFIG": '{"propser": "ngram"}'})
     done = subprocess.run(config.command(1), capture_output=True, text=True, timeout=900, env=config.variables())

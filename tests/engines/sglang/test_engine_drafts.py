@@ -1,7 +1,7 @@
 """SGLang's own draft models, a draft model and EAGLE heads, with another draft length at each step.
 
 specplug plans their drafts, or its lookup continues them.  Features stand in rows for both; drafts are compared, text
-by text, with those of SGLang alone, whose draft length never changes.
+by text, with those of SGLang alone, whose draft length never changes.  For sampled text see `test_sampling`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from specplug.types.step import StepPlan
-from tests.engines import toy
 from tests.engines.plain import assert_greedy, greedy, ids
 from tests.engines.sglang import inside, trees, watching
 from tests.engines.sglang.drafters import (
@@ -33,10 +32,6 @@ from tests.engines.sglang.drafters import (
     judge_long_answers,
 )
 from tests.engines.sglang.engines import Engine
-from tests.engines.sglang.test_sampling import lossy, saved, small
-from tests.engines.sglang.test_seeds import WHOLE, deterministically, seeded
-
-__all__ = ["saved", "small"]
 
 SETTINGS = {"planned": CHANGING, "extended": EXTENDED}
 SLOW = pytest.mark.slow
@@ -229,69 +224,3 @@ def test_all_ranks_take_rank_0s_lengths(make):
     assert "rank 1 plans otherwise" in engine.log()
     verified = counts(engine)["standalone"]["verified_at"]
     assert verified[0] > verified[1] > verified[2] >= verified[3] > 0.9 * verified[2], "ends alone cut drafts to 3"
-
-
-# -- sampled text -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def sampled(engine: Callable[..., Engine], saved: str) -> Callable[[str], Engine]:
-    """Make an engine of the toy model, which drafts for itself."""
-    target = {"model_path": saved, "skip_tokenizer_init": True, "context_length": 64, "max_running_requests": 64}
-    return lambda kind: drafted(engine, "STANDALONE", Path(saved), SETTINGS[kind], **target, sampling=True)
-
-
-def at_limits(params: Sequence[dict[str, Any]], most: int = LENGTH) -> list[dict[str, Any]]:
-    """Return sampling parameters with limits of their own."""
-    return [
-        {**own, "custom_params": {"specplug_num_speculative_tokens": 1 + row % most}} for row, own in enumerate(params)
-    ]
-
-
-def p_value(engine: Engine, most: int, *plants: Callable[..., Any]) -> tuple[float, int]:
-    """Return the p-value of sampled answers, with limits in most rows, and how many drafts were accepted."""
-    params = at_limits([{"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True}] * 128, most)
-    with engine.planted(*plants):
-        found = answers(engine, params, [toy.PROMPT] * len(params))
-    accepted = sum(answer["meta"]["spec_num_correct_drafts"] for answer in found)
-    return toy.p_value([answer["token_ids"] for answer in found]), accepted
-
-
-def test_sampled_text_of_planned_drafts_has_the_targets_distribution(sampled):
-    """Also where SGLang's verification takes the likeliest token; what lossy acceptance departs by is counted."""
-    engine = sampled("planned")
-    for plants in ((), (trees.verify_as_without_kernels,)):
-        p, accepted = p_value(engine, LENGTH, *plants)
-        assert p > 1e-4, plants
-        assert accepted > 200
-    try:
-        engine.inside(lossy, thresholds={"speculative_accept_threshold_single": 0.1})
-        p, accepted = p_value(engine, LENGTH)
-        status = engine.inside(lossy, thresholds={})
-    finally:
-        engine.inside(lossy, thresholds={"speculative_accept_threshold_single": 1.0})
-    assert p < 1e-6
-    assert status["lossy"] == "--speculative-accept-threshold-single 0.1"
-    counted = status["scheduler"]["metrics"]["lossy"]
-    assert counted["accepted"] >= accepted
-    assert 0.1 < counted["departure_rate"] < 0.9
-
-
-def test_sampled_text_of_extended_drafts_has_the_targets_distribution(sampled):
-    """A mistake in verification is found."""
-    engine = sampled("extended")
-    assert p_value(engine, 2 * LENGTH)[0] > 1e-4
-    by_source = extended_counts(engine)
-    assert min(by_source[name]["accepted"] for name in ("engine", "lookup")) > 100
-    assert sum(by_source["lookup"]["accepted_at"][MODEL_TOKENS:]) > 10
-    assert p_value(engine, 2 * LENGTH, trees.accept_lightly)[0] < 1e-6
-
-
-def test_a_seed_has_one_text(sampled, small):
-    """SGLang's own without speculation, whatever the draft lengths."""
-    params = seeded(WHOLE, 6)
-    (expected, _), (found, accepted) = (
-        deterministically(each, own) for each, own in ((small(), params), (sampled("planned"), at_limits(params)))
-    )
-    assert found == expected
-    assert accepted > 20

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from specplug.grammar import drafts
 from tests.engines.matchers import REGEX, schema
 from tests.engines.sglang import trees
-from tests.engines.sglang.test_exact import SERVED
+from tests.engines.sglang.launch import FEATURES
 from tests.engines.suites.features import LOOP
 from tests.engines.suites.grammar import GrammarSuite, of
 from tests.engines.suites.served import Served
@@ -23,7 +23,7 @@ def compact() -> str:
 
 
 class TestGrammar(GrammarSuite):
-    slow, how, plain = ("sync",), SERVED, SERVED
+    slow, how, plain = ("sync",), FEATURES, FEATURES
     matcher: ClassVar[dict[str, Any]] = {}
     more: ClassVar[dict[str, Any]] = {
         "penalised": (LOOP, {"structured_outputs": {"regex": REGEX}, "frequency_penalty": 0.2})

@@ -15,7 +15,7 @@ from specplug_sglang.scheduler.grammar import GrammarObjectState
 from tests.engines.matchers import REGEX, allows, legal, matcher
 from tests.engines.plain import ids, tokenizer
 from tests.engines.sglang.engines import Engine
-from tests.engines.sglang.test_exact import SERVED
+from tests.engines.sglang.launch import FEATURES
 from tests.engines.suites.features import LOOP, assert_same
 from tests.engines.suites.grammar import LOOKUP
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.parametrize("kind", ["overlap"], indirect=True, scope="
 @pytest.fixture
 def drafting(start) -> Engine:
     """The engine of `test_grammar`."""
-    return start(LOOKUP, name="grammars", **SERVED).engine
+    return start(LOOKUP, name="grammars", **FEATURES).engine
 
 
 def state_of(regex: str | None, text: list[int]) -> GrammarObjectState:
@@ -87,10 +87,10 @@ def roll_back(scheduler: Any, count: int) -> list[bool | int]:
 
 def test_grammars_that_cannot_go_back_get_no_drafts(start):
     """Those of Outlines, that is; others of the batch get them."""
-    served = start(LOOKUP, name="outlines", **{**SERVED, "grammar_backend": "outlines"})
+    served = start(LOOKUP, name="outlines", **{**FEATURES, "grammar_backend": "outlines"})
     served.engine.inside(hash_tokenizers)
     params = [{"structured_outputs": {"regex": REGEX}}, {"ignore_eos": True}]
-    expected = start(None, name="plain grammars", **SERVED).generate([LOOP] * 2, params, together=True)
+    expected = start(None, name="plain grammars", **FEATURES).generate([LOOP] * 2, params, together=True)
     alone, both = served.counted([LOOP], params[0]), served.counted([LOOP] * 2, params)
     assert alone["total"]["verified"] == 0 < both["total"]["verified"]
     for one, other in zip(expected, both["answers"], strict=True):

@@ -80,14 +80,11 @@ class Seen:
         """Return how wide each step was."""
         return [len(step["tokens"][0]) - 1 for step in self.steps]
 
-    def lengths(self, index: int) -> list[int]:
-        """Return how many drafts each step verified of one request."""
+    def rows(self, index: int) -> list[tuple[list[int], int]]:
+        """Return the parents of a request's nodes, and how many of its drafts were accepted, by step."""
         name = self.answers[index]["meta"]["id"]
-        return [
-            sum(parent >= 0 for parent in step["parents"][step["requests"].index(name)])
-            for step in self.steps
-            if name in step["requests"]
-        ]
+        places = [(step, step["requests"].index(name)) for step in self.steps if name in step["requests"]]
+        return [(step["parents"][place], step["kept"][place] - 1) for step, place in places]
 
     def kept(self) -> list[int]:
         """Return of each row of each step how many drafts were accepted."""
@@ -95,13 +92,20 @@ class Seen:
 
     def branched(self) -> int:
         """Return how many rows had a node with several children."""
-        trees = [parents for step in self.steps for parents in step["parents"]]
-        return sum(len({p for p in parents if p >= 0}) < sum(p >= 0 for p in parents) for parents in trees)
+        return sum(branches(parents) for step in self.steps for parents in step["parents"])
 
     def mixed(self) -> bool:
         """Return whether one step verified rows of different lengths."""
-        steps = [{sum(p >= 0 for p in parents) for parents in step["parents"]} for step in self.steps]
-        return any(len(lengths) > 1 for lengths in steps)
+        return any(len({*map(length_of, step["parents"])}) > 1 for step in self.steps)
+
+
+def length_of(parents: Sequence[int]) -> int:
+    return sum(parent >= 0 for parent in parents)
+
+
+def branches(parents: Sequence[int]) -> bool:
+    """Return whether a node has several children."""
+    return len({parent for parent in parents if parent >= 0}) < length_of(parents)
 
 
 def ask(
@@ -165,6 +169,18 @@ PROPOSERS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
 }
 
 
+EXTENTS = {
+    "right": (DRAFT_LENGTH, DRAFT_LENGTH),
+    "always wrong": (DRAFT_LENGTH, 0),
+    "thicket": (None, DRAFT_LENGTH // 2),  # as a chain it is the path of the right nodes
+    "wrong thicket": (None, 0),
+    "narrow": (3, 3),
+    "none": (0, 0),
+    "off": (0, 0),
+}
+"""The most draft tokens of one request that a step verifies, and the most that one accepts."""
+
+
 def requested(truth: Answers, *names: str) -> list[dict[str, Any]]:
     """Return sampling parameters of all prompts, their proposers in turn."""
     return [PROPOSERS[names[index % len(names)]](answer["token_ids"]) for index, answer in enumerate(truth)]
@@ -176,31 +192,27 @@ def test_it_is_ours_and_as_requested_for(ours, kind):
     assert (facts["overlap"], facts["topk"]) == (KINDS[kind]["overlap"], KINDS[kind]["topk"])
 
 
-@pytest.mark.parametrize("name", ["right", "always wrong", "thicket", "off"])
-def test_one_proposer(name, ours, kind, truth):
-    seen = ask_right(ours, truth, requested(truth, name))
-    kept = seen.kept()
-    if name == "right":
-        assert max(kept) == DRAFT_LENGTH
-        assert 0 <= seen.counts["oracle"]["proposed"] - seen.counts["oracle"]["accepted"] <= seen.ends()
-    elif name == "always wrong":
-        assert seen.counts["oracle"]["proposed"] > 1000
-        assert max(kept) == 0
-    elif name == "off":
-        assert {length for index in range(len(PROMPTS)) for length in seen.lengths(index)} == {0}
-    else:
-        assert max(kept) == DRAFT_LENGTH // 2  # as a chain it is the path of the right nodes
-        assert (seen.branched() > len(PROMPTS)) is kind.startswith("trees")
-        assert 0 <= sum(kept) - seen.counts["thicket"]["accepted"] <= seen.ends()
-
-
-def test_all_proposers_in_one_batch(ours, kind, truth):
-    seen = ask_right(ours, truth, requested(truth, *PROPOSERS))
+@pytest.mark.parametrize("first", [0, 7])
+def test_all_proposers_in_one_batch(first, ours, kind, truth):
+    """Each request has the drafts of its own proposer, no more than it asks for."""
+    names = [*PROPOSERS][first:] + [*PROPOSERS][:first]
+    seen = ask_right(ours, truth, requested(truth, *names))
     assert seen.mixed()
-    assert (seen.branched() > 0) is kind.startswith("trees")
-    drafted = {source for source, counts in seen.counts.items() if counts["accepted"] > 0}
-    assert drafted >= {"ngram/own text", "ngram/reference", "oracle", "thicket"}
+    accepted = dict.fromkeys(PROPOSERS, 0)
+    for index in range(len(PROMPTS)):
+        name = names[index % len(names)]
+        parents, kept = zip(*seen.rows(index), strict=True)
+        longest, deepest = EXTENTS.get(name, (None, None))
+        assert longest in (None, max(map(length_of, parents))), name
+        assert deepest in (None, max(kept)), name
+        assert any(map(branches, parents)) <= kind.startswith("trees"), name
+        assert any(map(branches, parents)) or "thicket" not in name or kind.startswith("chains"), name
+        accepted[name] += sum(kept)
+    found = {source for source, counts in seen.counts.items() if counts["accepted"] > 0}
+    assert found >= {"ngram/own text", "ngram/reference", "oracle", "thicket"}
     assert seen.counts["bigram"]["proposed"] > 0
+    for source, own in (("thicket", ("thicket",)), ("oracle", ("right", "often right", "runs out", "narrow"))):
+        assert 0 <= sum(accepted[name] for name in own) - seen.counts[source]["accepted"] <= seen.ends()
 
 
 def test_a_trace_has_every_token_and_the_path_that_was_kept(ours, kind, truth, tmp_path):
@@ -220,46 +232,39 @@ def test_a_trace_has_every_token_and_the_path_that_was_kept(ours, kind, truth, t
     assert any(row.parents is not None and row.accepted > 1 for row in rows) is kind.startswith("trees")
 
 
-@pytest.mark.parametrize(("name", "plants"), [("right", []), ("thicket", []), ("right", [trees.verify_always])])
-def test_another_draft_length_at_every_step(name, plants, ours, truth):
+@pytest.fixture
+def best(kind: str) -> str:
+    """The proposer whose drafts are as right as the kind may have them."""
+    return "thicket" if kind.startswith("trees") else "right"
+
+
+@pytest.mark.parametrize("plants", [[], [trees.verify_always]])
+def test_another_draft_length_at_every_step(plants, ours, truth, best):
     """Also where SGLang's own decoding cannot run: steps without drafts verify the newest token of each row."""
     draft_lengths = [0, 1, 3, 8, 0, 0, 2, 5]
-    seen = ask_right(ours, truth, requested(truth, name), *plants, draft_lengths=draft_lengths)
+    seen = ask_right(ours, truth, requested(truth, best), *plants, draft_lengths=draft_lengths)
     ran, turn = seen.draft_lengths(), len(draft_lengths)
-    assert name != "right" or set(ran) >= set(draft_lengths)
+    assert best != "right" or set(ran) >= set(draft_lengths)
     turns = [draft_lengths[i % turn] for i in range(turn + len(ran))]
     assert any(all(map(int.__le__, ran, turns[i:])) for i in range(turn))  # nothing may be found, never more
     assert sum(seen.kept()) > 0
-
-
-def test_each_request_has_its_own_gamma(ours, truth):
-    gammas = [0, 1, 2, 3, 5, 8, None]
-    params = [
-        reported(answer["token_ids"], **({} if gamma is None else {"num_speculative_tokens": gamma}))
-        for answer, gamma in zip(truth, gammas * 4, strict=False)
-    ]
-    seen = ask_right(ours, truth, params)
-    for index, gamma in enumerate((gammas * 4)[: len(PROMPTS)]):
-        assert max(seen.lengths(index)) == (DRAFT_LENGTH if gamma is None else gamma)
 
 
 def test_a_step_is_as_wide_as_what_was_found(ours, truth):
     """Not as wide as was planned; and without drafts it verifies nothing."""
     seen = ask_right(ours, truth, requested(truth, "short"))
     for step in seen.steps:
-        lengths = [sum(parent >= 0 for parent in parents) for parents in step["parents"]]
-        assert len(step["tokens"][0]) - 1 == max(lengths)
+        assert len(step["tokens"][0]) - 1 == max(map(length_of, step["parents"]))
     assert 0 in seen.draft_lengths()
 
 
-@pytest.mark.parametrize("name", ["right", "thicket"])
-def test_up_to_max_new_tokens(name, ours):
+def test_up_to_max_new_tokens(ours, best):
     """Drafts and the bonus would go beyond, whatever is left."""
     lengths = list(range(1, 13))
     given = PROMPTS[: len(lengths)]
     expected = [greedy(tuple(prompt), length) for prompt, length in zip(given, lengths, strict=True)]
     whole = [greedy(tuple(prompt))["token_ids"] for prompt in given]
-    params = [{"max_new_tokens": n, **PROPOSERS[name](answer)} for n, answer in zip(lengths, whole, strict=True)]
+    params = [{"max_new_tokens": n, **PROPOSERS[best](answer)} for n, answer in zip(lengths, whole, strict=True)]
     seen = ask(ours, params, given=given)
     assert_greedy(given, expected, seen.answers)
     assert sum(seen.kept()) > len(lengths)
@@ -269,19 +274,12 @@ LEFTS = [30, 26, 23, 21]
 """How far from the end of the context prompts end, so that drafts end at every position before it."""
 
 
-@pytest.fixture(scope="session")
-def long() -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts that leave `LEFTS` of the context, and how the plain model goes on."""
+def test_up_to_the_end_of_the_context(ours, best):
     text = [token for prompt in prompts() for token in prompt] * 9
     given = [text[: SMALL["context_length"] - left] for left in LEFTS]
-    return given, [continuations(model(), [prompt], left)[0] for prompt, left in zip(given, LEFTS, strict=True)]
-
-
-@pytest.mark.parametrize("name", ["right", "thicket"])
-def test_up_to_the_end_of_the_context(name, ours, long):
-    given, whole = long
+    whole = [continuations(model(), [prompt], left)[0] for prompt, left in zip(given, LEFTS, strict=True)]
     params = [
-        {"ignore_eos": True, "max_new_tokens": left, **PROPOSERS[name](answer)}
+        {"ignore_eos": True, "max_new_tokens": left, **PROPOSERS[best](answer)}
         for left, answer in zip(LEFTS, whole, strict=True)
     ]
     seen = ask(ours, params, given=given)
@@ -289,18 +287,22 @@ def test_up_to_the_end_of_the_context(name, ours, long):
     assert all(len(answer) >= left - 2 for left, answer in zip(LEFTS, found, strict=True))  # SGLang stops before it
     expected = [answer[: len(own)] for answer, own in zip(whole, found, strict=True)]
     judge_greedy(forward, given, expected, found).assert_ok()
-    assert max(seen.kept()) == (DRAFT_LENGTH // 2 if name == "thicket" else DRAFT_LENGTH)
+    assert max(seen.kept()) == (DRAFT_LENGTH // 2 if best == "thicket" else DRAFT_LENGTH)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("trees")], indirect=True)
+of_trees = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("trees")], indirect=True)
+
+
+@of_trees
 def test_masks_of_the_whole_text(ours, truth):
     """Masks are as on GPUs."""
     params = requested(truth, "ngram", "thicket", "right", "off")
     assert ask_right(ours, truth, params, trees.mask_as_on_gpus, draft_lengths=[DRAFT_LENGTH, 3, 0]).branched() > 0
 
 
-def test_grammars_hold(ours, kind):
-    """SGLang masks each node by the text that leads to it."""
+@of_trees
+def test_grammars_hold(ours):
+    """SGLang masks each node by the text that leads to it; for chains see `test_grammar`."""
     given = PROMPTS[:6]
     grammar = {"regex": "(ab|a,)*[0-9]{3}", "max_new_tokens": 24}
     alone = ask(ours, [{**grammar, **PROPOSERS["off"]([])}] * len(given), given=given).answers
@@ -310,7 +312,7 @@ def test_grammars_hold(ours, kind):
     assert [answer["token_ids"] for answer in seen.answers] == texts
     assert all(set(tokenizer().decode(text, skip_special_tokens=True)) <= set("ab,0123456789") for text in texts)
     assert max(seen.kept()) > 2
-    assert (seen.branched() > 0) is kind.startswith("trees")
+    assert seen.branched() > 0
     for step in seen.steps:  # what is illegal is cut before, decoys mostly, with all that hangs on it
         for nodes, parents in zip(step["tokens"], step["parents"], strict=True):
             hung = [token for token, parent in zip(nodes, parents, strict=True) if parent >= 0]

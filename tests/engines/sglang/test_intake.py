@@ -14,21 +14,17 @@ import pytest
 
 from tests.engines.engines import Engine, Raised
 from tests.engines.sglang import inside
+from tests.engines.sglang.launch import FEATURES
+from tests.engines.sglang.test_fields import DRAFTED
 
-SETTINGS = {
-    "proposer": "ngram",
-    "extra_proposers": ["oracle"],
-    "policy": "fixed",
-    "faults": {"host_deadline_ms": None},
-    "limits": {"max_reference_tokens": 1_000_000},
-}
 TEXT = "def area(r):\n    return 3.14159 * r * r\n"
 OTHER = {"other": 1, "list": ["a", 2.5, None, True], "map": {"a": "b"}}
 
 
 @pytest.fixture
 def zoo(engine: Callable[..., Engine]) -> Engine:
-    return engine("SPECPLUG", settings=SETTINGS, enable_custom_logit_processor=True, name="intake")
+    """The overlapped engine of `test_fields`."""
+    return engine("SPECPLUG", settings={**DRAFTED, "faults": {"host_deadline_ms": None}}, name="fields", **FEATURES)
 
 
 # Inside the scheduler.
@@ -80,29 +76,23 @@ def refusals(engine: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def parses(engine: Any, sampling_params: Any, prompts: int = 1) -> dict[str, Any]:
-    """Return how often fields are parsed for one call, and whether the caller's parameters are unchanged."""
+def parses(engine: Any, sampling_params: Any, prompts: int) -> tuple[int, int, bool]:
+    """Return how often a call parses fields, how many answers it has, and whether its parameters are unchanged."""
     from specplug_sglang.frontend.parsing import PackingParser
 
     count = []
     before = repr(sampling_params)
-    original = PackingParser.parse_fields
 
     def parsed(self: Any, extra_args: Any) -> Any:
         count.append(1)
         return original(self, extra_args)
 
-    PackingParser.parse_fields = parsed
-    try:
+    original = PackingParser.parse_fields
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PackingParser, "parse_fields", parsed)
         given = [[5, 6, 7]] * prompts if prompts > 1 else [5, 6, 7]
         answers = engine.generate(input_ids=given, sampling_params=sampling_params)
-    finally:
-        PackingParser.parse_fields = original
-    return {
-        "parses": len(count),
-        "answers": len(answers) if isinstance(answers, list) else 1,
-        "untouched": repr(sampling_params) == before,
-    }
+    return len(count), len(answers) if isinstance(answers, list) else 1, repr(sampling_params) == before
 
 
 # Tests.
@@ -119,31 +109,31 @@ def listening(engine: Engine) -> Iterator[list[dict[str, Any]]]:
         found += engine.inside(received)
 
 
-@pytest.mark.parametrize("custom", [None, {}, OTHER])
-def test_requests_without_fields_are_left_alone(zoo, custom):
+def arrival(rest: dict[str, Any] | None = None, tenant: str | None = None, **references: list[int]) -> dict[str, Any]:
+    return {"references": references, "tenant": tenant, "rest": rest or {}}
+
+
+SHORT = {"max_new_tokens": 2}
+REFERRING = {**SHORT, "temperature": 1.0, "custom_params": {"specplug_references": [5, 6]}}
+REFERRED = arrival(**{"reference 1": [5, 6]})
+EACH = [{**SHORT, "custom_params": own} for own in ({"specplug_tenant": "a"}, None, {"specplug_tenant": "b", **OTHER})]
+
+
+@pytest.mark.parametrize(
+    ("params", "prompts", "answer", "arrived"),
+    [
+        *(({**SHORT, "custom_params": own}, 1, (0, 1), [arrival(own)]) for own in (None, {}, OTHER)),
+        (REFERRING, 1, (1, 1), [REFERRED]),
+        # For parallel samples SGLang sends one request more for each prompt, which fills its prefix cache.
+        ({**REFERRING, "n": 3}, 2, (1, 6), [REFERRED] * 8),
+        (EACH, 3, (2, 3), [arrival(tenant="a"), arrival(), arrival(OTHER, "b")]),
+    ],
+)
+def test_fields_are_parsed_once_however_many_requests_they_stand_for(zoo, params, prompts, answer, arrived):
+    """Requests without fields are left alone, and each request of a list has its own."""
     with listening(zoo) as found:
-        assert zoo.call(parses, sampling_params={"max_new_tokens": 2, "custom_params": custom})["parses"] == 0
-    assert found == [{"references": {}, "tenant": None, "rest": custom or {}}]
-
-
-@pytest.mark.parametrize(("number", "prompts"), [(1, 1), (3, 2)])
-def test_fields_are_parsed_once_however_many_requests_they_stand_for(zoo, number, prompts):
-    params = {"max_new_tokens": 2, "n": number, "temperature": 1.0, "custom_params": {"specplug_references": [5, 6]}}
-    with listening(zoo) as found:
-        answer = zoo.call(parses, sampling_params=params, prompts=prompts)
-    assert answer == {"parses": 1, "answers": number * prompts, "untouched": True}
-    # For parallel samples SGLang sends one request more for each prompt, which fills its prefix cache.
-    assert len(found) == (number + (number > 1)) * prompts
-    assert [each["references"] for each in found] == [{"reference 1": [5, 6]}] * len(found)
-
-
-def test_each_request_of_a_list_has_its_own_fields(zoo):
-    params = [
-        {"custom_params": custom} for custom in ({"specplug_tenant": "a"}, None, {"specplug_tenant": "b", **OTHER})
-    ]
-    with listening(zoo) as found:
-        zoo.call(inside.generate, prompts=["a", "b", "c"], params=[{"max_new_tokens": 2, **each} for each in params])
-    assert [(each["tenant"], each["rest"]) for each in found] == [("a", {}), (None, {}), ("b", OTHER)]
+        assert zoo.call(parses, sampling_params=params, prompts=prompts) == [*answer, True]
+    assert found == arrived
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,33 @@ def test_all_aborted(tight):
     assert_right(tight.recorded(requested_for("then", [3, 4])), "then", [3, 4])
 
 
+def taken_over(engine: Any, prompts: list[list[int]]) -> dict[str, Any]:
+    """Let a request come with the id of one that still runs, as it may in servers with several tokenizer processes."""
+    watching.call(engine, watching.begin)
+
+    async def both() -> None:
+        params = {"temperature": 0.0, "max_new_tokens": 40, "ignore_eos": True}
+        first, second = prompts
+        stream = await engine.async_generate(input_ids=first, sampling_params=params, rid="same", stream=True)
+        await anext(stream)
+        del engine.tokenizer_manager.rid_to_state["same"]  # another tokenizer's
+        await engine.async_generate(input_ids=second, sampling_params=params, rid="same")
+
+    engine.loop.run_until_complete(both())
+    left = watching.settled(engine)
+    return {"left": left, **watching.call(engine, watching.end)}
+
+
+def test_an_id_taken_over_from_an_unfinished_request(tight):
+    """The earlier request leaves its slot; it goes on without harm to those that follow."""
+    found = tight.engine.call(taken_over, prompts=[PROMPTS[3], PROMPTS[7]])
+    assert kinds_of(found, "same")[:3] == ["STARTED", "ABORTED", "STARTED"]
+    assert kinds_of(found, "same")[-1] in ("FINISHED", "ABORTED")
+    assert not any(found["left"].values())
+    assert not found["counts"]["faults"]
+    assert_right(tight.recorded(requested_for("then", [3, 4])), "then", [3, 4])
+
+
 def test_grammars_end_in_the_middle(tight):
     """With grammars SGLang processes a step's results before the next one, which still contains ended requests."""
     pattern = "(ab|a,)*[0-9]{%d}"

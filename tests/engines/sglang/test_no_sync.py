@@ -6,6 +6,7 @@ device with tensors on the meta device, which have no values to read.
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +14,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from specplug.settings.sources import CONFIG_VARIABLE
 from specplug.steps.device_steps import Launches
 from tests.engines.launches import most
 from tests.engines.sglang import trees
 from tests.steps.test_no_sync import Watch
 
 META = torch.device("meta")
-DRAFT_LENGTH = 4
 
 SETTINGS = {
     "proposer": "bigram",
@@ -29,13 +30,15 @@ SETTINGS = {
 }
 
 
-def test_a_step_without_drafts_is_few_launches(engine):
+@pytest.fixture
+def watched(engine):
+    return engine("SPECPLUG", name="specplug")
+
+
+def test_a_step_without_drafts_is_few_launches(watched):
     """Everything before the target's forward counts, SGLang's preparation of the batch as well."""
-    settings = {"proposer": "ngram", "policy": "fixed"}
-    watched = engine("SPECPLUG", draft_length=DRAFT_LENGTH, settings=settings, name="plain steps")
-    watched.inside(watch_steps)
     prompts = [[5, 6, 7, 8] * 6 + [9], [11, 12, 13] * 8]
-    with watched.planted(trees.skip_drafts):
+    with watched.planted(watch_steps, trees.skip_drafts):
         watched.call("inside.generate", prompts=prompts, params={"max_new_tokens": 40, "ignore_eos": True})
     steps = watched.inside(watched_steps)
     assert len(steps) > 3
@@ -44,8 +47,7 @@ def test_a_step_without_drafts_is_few_launches(engine):
         assert 0 < step["operations"] <= most("SGLang", "without drafts"), step
 
 
-def test_a_step_of_a_proposer_on_the_device_is_two_launches_and_its_own(engine):
-    watched = engine("SPECPLUG", draft_length=DRAFT_LENGTH, settings=SETTINGS, name="no-sync")
+def test_a_step_of_a_proposer_on_the_device_is_two_launches_and_its_own(watched):
     found = watched.inside(between_kernels)
     assert found["launched"] == ["begin", "finish"] * 3
     assert found["launches"] == found["own"] > 0
@@ -72,6 +74,7 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
 
     kernels = Launches(*map(noting, Launches._fields))
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CONFIG_VARIABLE, json.dumps(SETTINGS))
         patch.setattr(module, "launches_for", lambda device: kernels)
         runner = SimpleNamespace(device="meta", model_config=scheduler.model_config)
         ranks = SimpleNamespace(rank=0, is_alone=True)
@@ -167,7 +170,8 @@ def watch_steps(scheduler: Any) -> None:
         finally:
             worker.target_worker.forward_batch_generation = forward
 
-    worker._decode, worker._draft = decoding, drafting
+    trees.put(worker, "_decode", decoding)
+    trees.put(worker, "_draft", drafting)
 
 
 def watched_steps(scheduler: Any) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Steps without drafts are SGLang's own decoding: in what is counted, and in graphs."""
+"""Counts of steps of every draft length; those without drafts are SGLang's own decoding, in graphs, too."""
 
 from __future__ import annotations
 
@@ -10,22 +10,33 @@ import pytest
 from tests.engines.plain import assert_greedy, greedy, prompts
 from tests.engines.sglang import inside, trees, watching
 from tests.engines.sglang.engines import Engine
-from tests.engines.sglang.test_exact import (
-    EDIT,
-    LOOP,
-    LOOPING,
-    varied,
-)
+from tests.engines.sglang.launch import FEATURES
+from tests.engines.suites.features import EDIT, LOOP
 
 PROMPTS = [list(prompt) for prompt in prompts()]
 SOMETIMES = [0, 0, 3, 0, 8]
 """Draft lengths of successive steps."""
 
 
+VARIED = {
+    "proposer": "ngram",
+    "policy": "ladder",
+    "options": {"ladder": {"draft_lengths": [0, 0, 3, 0, 8]}, "ngram": {"min_n": 1}},
+    "faults": {"host_deadline_ms": None},
+}
+"""Settings with another draft length at each step, and steps without drafts."""
+LOOPING = {"ignore_eos": True}
+
+
 @pytest.fixture(scope="session")
-def laddered(engine: Callable[..., Engine]) -> Engine:
-    """The overlapped engine of `test_exact`."""
-    return varied(engine, overlap=True)
+def varied(engine: Callable[..., Engine]) -> Callable[..., Engine]:
+    """Make an engine with `VARIED`: ``varied(overlap=True)``."""
+    return lambda **how: engine("SPECPLUG", settings=VARIED, **FEATURES, name="varied", **how)
+
+
+@pytest.fixture(scope="session")
+def laddered(varied: Callable[..., Engine]) -> Engine:
+    return varied(overlap=True)
 
 
 @pytest.mark.parametrize("draft_lengths", [[0], SOMETIMES], ids=["never", "sometimes"])
@@ -68,6 +79,49 @@ def test_an_end_without_drafts_is_seen_by_the_drafts_that_follow(laddered):
     assert len(overshoot["tokens"][0]) > 1, "it drafts"
     assert len(overshoot["requests"]) == 2, "with the request that has ended"
     assert after["emitted"] - before["emitted"] == length + 40
+
+
+# -- counts of requests -----------------------------------------------------------------------------------------------
+
+DRAWN: dict[str, tuple[int, int]] = {}
+
+
+def count_drafts(scheduler: Any) -> None:
+    """Count, by request id, its decoding steps and the tokens that were verified, until `counted`."""
+    drafting = scheduler.draft_worker.drafting
+
+    def launched(reqs: Any, draft_length: int, result: Any) -> None:
+        for req, verified in zip(reqs, result.cap_lens.tolist(), strict=True):
+            steps, tokens = DRAWN.get(req.rid, (0, 0))
+            DRAWN[req.rid] = (steps + 1, tokens + verified - 1)
+        original(reqs, draft_length, result)
+
+    DRAWN.clear()
+    original = trees.put(drafting, "add_launched", launched)
+
+
+def counted(scheduler: Any) -> dict[str, tuple[int, int]]:
+    """Return by request id how many steps it saw and how many draft tokens were verified for it."""
+    return dict(DRAWN)
+
+
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True], ids=["sync", "overlap"])
+def test_answers_count_the_drafts_that_were_verified(overlap, varied):
+    """But not those of the step that overlapped scheduling runs after a request's end."""
+    served, params = varied(overlap=overlap), [LOOPING, {}, {"frequency_penalty": 1.5}]
+    with served.planted(count_drafts):
+        found = served.call(
+            inside.generate, prompts=[LOOP, EDIT, LOOP], params=params, rid=["loop", "edit", "penalised"]
+        )
+        counts = served.inside(counted)
+    for name, answer in zip(("loop", "edit", "penalised"), found, strict=True):
+        meta, (steps, tokens) = answer["meta"], counts[name]
+        assert 0 <= steps - meta["spec_verify_ct"] <= 1
+        assert 0 <= tokens - meta["spec_num_proposed_drafts"] <= 8 * (steps - meta["spec_verify_ct"])
+        assert meta["spec_num_correct_drafts"] <= meta["spec_num_proposed_drafts"]
+        assert meta["spec_num_proposed_drafts"] > 0 or name == "penalised"
+        expected = meta["spec_num_correct_drafts"] / max(meta["spec_num_proposed_drafts"], 1)
+        assert meta["spec_accept_rate"] == pytest.approx(expected)
 
 
 # -- graphs ----------------------------------------------------------------------------------------------------------

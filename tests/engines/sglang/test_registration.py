@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines.engines import Engine, Raised
 from tests.engines.sglang.launch import SMALL
 
 OWN = {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 1}
@@ -94,114 +95,114 @@ def old() -> Callable[[], None]:
 
 
 def hooks_that_break() -> Callable[[], None]:
-    from specplug_sglang import entry
+    from specplug_sglang import hooks
 
     def install() -> None:
         raise AttributeError("no such hook")
 
-    return replaced(entry, "install_hooks", install)
+    return replaced(hooks, "install", install)
 
 
 LENGTHS = {"settings": EXTENDED, "speculative_num_steps": None, "speculative_num_draft_tokens": 16}
 """Arguments and settings with which lookup continues the drafts of a drafter."""
 
-WITHOUT = "start without --speculative-algorithm SPECPLUG"
+UNSUPPORTED: list[tuple[dict[str, Any], list[str]]] = [
+    ({"speculative_eagle_topk": 4, "page_size": 16}, ["trees with pages", "--page-size 1"]),
+    ({"pp_size": 2}, ["pipeline parallelism", "--pp-size 2"]),
+    ({"disaggregation_mode": "prefill"}, ["separate servers", "--disaggregation-mode prefill"]),
+    ({"enable_dp_attention": True, "dp_size": 2, "tp_size": 2}, ["data parallelism", "--attn-dp-size 2"]),
+    ({"speculative_num_draft_tokens": 0}, ["no room", "--speculative-num-draft-tokens 0"]),
+    ({"speculative_eagle_topk": 0}, ["chains or trees", "--speculative-eagle-topk 0"]),
+    ({"speculative_use_rejection_sampling": True}, ["distributions", "--speculative-use-rejection-sampling True"]),
+    (
+        {"speculative_accept_threshold_single": 0.5, "speculative_eagle_topk": 4},
+        ["lossy acceptance is for chains", "--speculative-accept-threshold-single 0.5"],
+    ),
+    ({"enable_two_batch_overlap": True}, ["split", "--enable-two-batch-overlap True"]),
+    ({"enable_linear_replayssm_spec": True}, ["ring of verified states", "--enable-linear-replayssm-spec True"]),
+    ({"speculative_ngram_external_corpus_path": "/absent.jsonl"}, ["corpora are in a store; name it as corpora.store"]),
+    ({"plant": ["hooks_that_break"]}, ["AttributeError: no such hook"]),
+    ({"plant": ["variable", "SGLANG_SIMULATE_ACC_LEN", "3"]}, ["simulated acceptance", "SGLANG_SIMULATE_ACC_LEN=3.0"]),
+]
+"""Messages say further how to start without specplug."""
+
+REFUSED: list[tuple[dict[str, Any], list[str]]] = [
+    ({"settings": '{"proposer": '}, ["SPECPLUG_CONFIG"]),
+    ({"settings": '{"proposer": "ngramm"}'}, ["ngramm", "Did you mean 'ngram'"]),
+    ({"settings": '{"proposer": "oracle", "options": {"oracle": {"error_every": -1}}}'}, ["oracle", "error_every"]),
+    ({"settings": '{"num_speculative_tokens": 5000}'}, ["num_speculative_tokens", "5000"]),
+    (
+        {"settings": '{"verifier": "typical"}'},
+        ["SGLang verifies drafts itself", "'verifier' 'typical'", "settings without it"],
+    ),
+    (
+        {"settings": '{"draft_ranks": "each"}', "tp_size": 2},
+        ["rank 0 plans and drafts", "'draft_ranks' 'each' on several ranks", "'first'"],
+    ),
+    ({"settings": PLANNED}, ["the engine's own drafter is not used here"]),
+    ({"plant": ["moved", "algorithm"]}, ["Req.fly", "Install a supported version: SGLang 0.5.22 to 0.5.23"]),
+    ({"plant": ["moved", "worker"]}, ["Req.fly", "Install a supported version"]),
+    ({"plant": ["old"]}, ["too old", "found SGLang 0.5.1", "Install a supported version"]),
+]
+
+NOT_PLANNED: list[tuple[dict[str, Any], list[str]]] = [
+    ({"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}, ["chains only", "eagle-topk 4"]),
+    ({"enable_lora": True, "lora_paths": ["a=/a"], "max_lora_rank": 8}, ["adapters", "--enable-lora True"]),
+    ({"speculative_adaptive": True}, ["specplug's policy", "--speculative-adaptive True"]),
+    ({"speculative_algorithm": "NGRAM"}, ["cannot be planned", "--speculative-algorithm NGRAM", "STANDALONE"]),
+    (
+        {"plant": ["variable", "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND", "1"]},
+        ["steps without drafts", "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND=1"],
+    ),
+    ({"plant": ["moved", "engine drafts"]}, ["SGLang has moved", "Req.fly is gone"]),
+    ({"settings": '{"proposer": "engine", "verifier": "trtri"}'}, ["verifier"]),
+    ({**LENGTHS, "tp_size": 2}, ["not shared between ranks", "--tp-size 2"]),
+    ({**LENGTHS, "speculative_eagle_topk": 4}, ["chains only", "eagle-topk 4"]),
+    ({**LENGTHS, "speculative_num_steps": 5}, ["given twice", "--speculative-num-steps 5, and 3 by"]),
+    ({**LENGTHS, "speculative_num_draft_tokens": 4}, ["nothing is left", "model_tokens"]),
+    ({**LENGTHS, "settings": EXTENDED.replace('"model":', '"lookup": "bigram", "model":')}, ["lookup", "ngram"]),
+    ({**LENGTHS, "plant": ["moved", "engine drafts"]}, ["SGLang has moved", "Req.fly is gone"]),
+]
+"""Of a server whose drafts are SGLang's own."""
+
+HOW = ["specplug_sglang: ", "start without --speculative-algorithm SPECPLUG"]
+TREES = {**OWN, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
+
+
+def settled(baseline: Engine, given: dict[str, Any]) -> str:
+    """Return the `outcome` of arguments, with "settings" and a "plant" if they have them."""
+    arguments = {**SMALL, **given}
+    how = {name: arguments.pop(name) for name in ("plant", "settings") if name in arguments}
+    return str(baseline.call(outcome, arguments=arguments, **how))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "stated"),
+    ("given", "stated"),
     [
-        ({"speculative_eagle_topk": 4, "page_size": 16}, ["trees with pages", "--page-size 1"]),
-        ({"pp_size": 2}, ["pipeline parallelism", "--pp-size 2"]),
-        ({"disaggregation_mode": "prefill"}, ["separate servers", "--disaggregation-mode prefill"]),
-        ({"enable_dp_attention": True, "dp_size": 2, "tp_size": 2}, ["data parallelism", "--attn-dp-size 2"]),
-        ({"speculative_num_draft_tokens": 0}, ["no room", "--speculative-num-draft-tokens 0"]),
-        ({"speculative_eagle_topk": 0}, ["chains or trees", "--speculative-eagle-topk 0"]),
-        ({"speculative_use_rejection_sampling": True}, ["distributions", "--speculative-use-rejection-sampling True"]),
-        (
-            {"speculative_accept_threshold_single": 0.5, "speculative_eagle_topk": 4},
-            ["lossy acceptance is for chains", "--speculative-accept-threshold-single 0.5"],
-        ),
-        ({"enable_two_batch_overlap": True}, ["split", "--enable-two-batch-overlap True"]),
-        ({"enable_linear_replayssm_spec": True}, ["ring of verified states", "--enable-linear-replayssm-spec True"]),
-        (
-            {"speculative_ngram_external_corpus_path": "/absent.jsonl"},
-            ["specplug's corpora are in a store; name it as corpora.store"],
-        ),
+        *((given, [*HOW, *stated]) for given, stated in UNSUPPORTED),
+        *REFUSED,
+        *(({**OWN, "settings": PLANNED, **given}, stated) for given, stated in NOT_PLANNED),
     ],
 )
-def test_what_is_not_supported_is_refused(arguments, stated, baseline):
-    found = baseline.call(outcome, arguments={**SMALL, **arguments})
-    assert found.startswith("ValueError: specplug_sglang: "), found
-    assert all(part in found for part in [*stated, WITHOUT]), found
-
-
-@pytest.mark.parametrize(
-    ("settings", "stated"),
-    [
-        ('{"proposer": ', ["SPECPLUG_CONFIG"]),
-        ('{"proposer": "ngramm"}', ["ngramm", "Did you mean 'ngram'"]),
-        ('{"proposer": "oracle", "options": {"oracle": {"error_every": -1}}}', ["oracle", "error_every"]),
-        ('{"num_speculative_tokens": 5000}', ["num_speculative_tokens", "5000"]),
-        ('{"verifier": "typical"}', ["SGLang verifies drafts itself", "'verifier' 'typical'", "settings without it"]),
-        ('{"draft_ranks": "each"}', ["rank 0 plans and drafts", "'draft_ranks' 'each' on several ranks", "'first'"]),
-        (PLANNED, ["the engine's own drafter is not used here"]),
-    ],
-)
-def test_wrong_settings_are_refused(settings, stated, baseline):
-    found = baseline.call(outcome, arguments={**SMALL, "tp_size": 2}, settings=settings)
+def test_what_cannot_be_served_ends_the_start(given, stated, baseline):
+    """Where it is SGLang that does not fit, SGLang alone would say that the algorithm is unknown."""
+    found = settled(baseline, given)
     assert found.startswith("ValueError: "), found
     assert all(part in found for part in stated), found
 
 
 @pytest.mark.parametrize(
-    ("plant", "stated"),
+    "given",
     [
-        (["moved", "algorithm"], ["Req.fly", "Install a supported version: SGLang 0.5.22 to 0.5.23"]),
-        (["moved", "worker"], ["Req.fly", "Install a supported version"]),
-        (["old"], ["too old", "found SGLang 0.5.1", "Install a supported version"]),
-        (["hooks_that_break"], ["AttributeError: no such hook", WITHOUT]),
-        (["variable", "SGLANG_SIMULATE_ACC_LEN", "3"], ["simulated acceptance", "SGLANG_SIMULATE_ACC_LEN=3.0"]),
+        {},  # after all that was wrong with SGLang
+        {**OWN, **LENGTHS},  # SGLang alone refuses a number of draft tokens without one of steps
+        {**OWN, **LENGTHS, "speculative_num_steps": 3},  # and lowers it to the steps
+        TREES,  # other settings leave SGLang's drafters alone
+        {**TREES, "settings": '{"proposer": "ngram"}'},
     ],
 )
-def test_an_sglang_that_does_not_fit_is_refused(plant, stated, baseline):
-    """SGLang alone would say that the algorithm is unknown."""
-    found = baseline.call(outcome, arguments=SMALL, plant=plant)
-    assert found.startswith("ValueError: specplug_sglang: "), found
-    assert all(part in found for part in stated), found
-    assert baseline.call(outcome, arguments=SMALL) == "started"
-
-
-# -- drafts of SGLang's own models -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "stated"),
-    [
-        ({"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}, ["chains only", "eagle-topk 4"]),
-        ({"enable_lora": True, "lora_paths": ["a=/a"], "max_lora_rank": 8}, ["adapters", "--enable-lora True"]),
-        ({"speculative_adaptive": True}, ["specplug's policy", "--speculative-adaptive True"]),
-        ({"speculative_algorithm": "NGRAM"}, ["cannot be planned", "--speculative-algorithm NGRAM", "STANDALONE"]),
-        (
-            {"plant": ["variable", "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND", "1"]},
-            ["steps without drafts", "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND=1"],
-        ),
-        ({"plant": ["moved", "engine drafts"]}, ["SGLang has moved", "Req.fly is gone"]),
-        ({"settings": '{"proposer": "engine", "verifier": "trtri"}'}, ["verifier"]),
-        ({**LENGTHS, "tp_size": 2}, ["not shared between ranks", "--tp-size 2"]),
-        ({**LENGTHS, "speculative_eagle_topk": 4}, ["chains only", "eagle-topk 4"]),
-        ({**LENGTHS, "speculative_num_steps": 5}, ["given twice", "--speculative-num-steps 5, and 3 by"]),
-        ({**LENGTHS, "speculative_num_draft_tokens": 4}, ["nothing is left", "model_tokens"]),
-        ({**LENGTHS, "settings": EXTENDED.replace('"model":', '"lookup": "bigram", "model":')}, ["lookup", "ngram"]),
-        ({**LENGTHS, "plant": ["moved", "engine drafts"]}, ["SGLang has moved", "Req.fly is gone"]),
-    ],
-)
-def test_drafts_that_cannot_be_planned_end_the_start(arguments, stated, baseline):
-    given = {**SMALL, **OWN, **arguments}
-    how = {"settings": PLANNED} | {name: given.pop(name) for name in ("plant", "settings") if name in given}
-    found = baseline.call(outcome, arguments=given, **how)
-    assert found.startswith("ValueError: "), found
-    assert all(part in found for part in stated), found
+def test_what_can_be_served_starts(given, baseline):
+    assert settled(baseline, given) == "started"
 
 
 def refusal(engine: Any, plant: list[str]) -> str:
@@ -230,15 +231,8 @@ def test_a_server_whose_drafts_cannot_be_planned_does_not_start(baseline, plant,
     assert stated in baseline.call(refusal, plant=plant)
 
 
-def test_lookup_after_a_drafter_needs_no_steps(baseline):
-    """SGLang alone refuses a number of draft tokens without one of steps, and lowers it to the steps."""
-    for steps in (None, 3):
-        given = {**SMALL, **OWN, **LENGTHS, "speculative_num_steps": steps}
-        settings = given.pop("settings")
-        assert baseline.call(outcome, arguments=given, settings=settings) == "started"
-
-
-def test_other_settings_leave_sglangs_drafters_alone(baseline):
-    given = {**SMALL, **OWN, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
-    for settings in (None, '{"proposer": "ngram"}'):
-        assert baseline.call(outcome, arguments=given, settings=settings) == "started"
+def test_lora_is_refused(engine):
+    """SGLang refuses it: it allows adapters only with speculative algorithms that it knows by name."""
+    adapted = engine("SPECPLUG", enable_lora=True, max_lora_rank=8, lora_target_modules=["q_proj"], name="adapted")
+    with pytest.raises(Raised, match=r"LoRA is only compatible with .* not SPECPLUG"):
+        adapted.running()

@@ -83,6 +83,34 @@ class TestServer(ServerSuite):
 class TestTenants(TenantsSuite):
     fields = "custom_params"
 
+    def test_without_an_operators_key_this_machine_is_answered_and_nobody_else(self, server):
+        assert_guarded(server, 403, {"X-Forwarded-For": "127.0.0.1"}, {})
+
+
+ROUTES = {"/specplug/status": None, "/specplug/mode": {"mode": "on"}, "/specplug/corpora": None}
+"""Operators' routes, and what is sent there."""
+
+
+def assert_guarded(server: Server, code: int, client: dict[str, str], operator: dict[str, str]) -> None:
+    """A client is answered with a code, where an operator is served, on specplug's routes and on SGLang's own that show
+    or change what is an operator's.  SGLang's own orders keep their own access rules.
+    """
+
+    def order(headers: dict[str, str], **numbers: int) -> int:
+        return server.ask("/set_internal_state", {"server_args": numbers}, headers).code
+
+    def state(headers: dict[str, str]) -> dict[str, Any]:
+        (found,) = server.ask("/server_info", headers=headers).json["internal_states"]
+        return dict(found)
+
+    for headers, codes in ((client, {code}), (operator, {200, 400})):  # 400 where there is no store of corpora
+        assert {server.ask(path, body, headers).code for path, body in ROUTES.items()} <= codes
+    before = state(operator)["specplug"]["scheduler"]["control"]
+    assert "specplug" not in state(client)
+    assert order(client, specplug_mode=0) == order(client, specplug_num_speculative_tokens=0) == code
+    assert state(operator)["specplug"]["scheduler"]["control"] == before
+    assert order(client, pp_max_micro_batch_size=4) == order(operator, specplug_mode=1) == 200
+
 
 class TestExplain(ExplainSuite):
     fields = "custom_params"

@@ -12,17 +12,18 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.engines import ends, pictures
-from tests.engines.plain import model
+from tests.engines.fields import difference
+from tests.engines.plain import ids, model
 from tests.engines.server import Server
 from tests.engines.sglang import inside, trees, watching
+from tests.engines.sglang.launch import FEATURES
 from tests.engines.sglang.served import translated
-from tests.engines.sglang.test_exact import SERVED
 from tests.engines.sglang.test_fields import DRAFTED
 from tests.engines.sglang.watching import TIGHT
 from tests.engines.suites.chats import ChatSuite, scripted_model
 from tests.engines.suites.containment import ContainmentSuite
 from tests.engines.suites.environment import EnvironmentSuite
-from tests.engines.suites.features import NGRAM, FeaturesSuite
+from tests.engines.suites.features import EDIT, LOOP, NGRAM, FeaturesSuite, assert_same
 from tests.engines.suites.gaps import EmbeddingsSuite, PicturesSuite
 from tests.engines.suites.learning import LearningSuite, learnt_by
 from tests.engines.suites.lifecycle import LifecycleSuite
@@ -44,7 +45,7 @@ class TestLifecycle(LifecycleSuite):
     slow, tight = SYNC, TIGHT
 
     def before_all_come(self, served: Served, count: int) -> None:
-        served.engine.inside(watching.gather, count=count)  # what they need of memory then grows in step
+        served.engine.inside(watching.hold_back, count=count)  # what they need of memory then grows in step
 
 
 class TestVisible(VisibleSuite):
@@ -89,7 +90,24 @@ class TestFeatures(FeaturesSuite):
 
     @pytest.fixture(scope="class")
     def pair(self, start: Callable[..., Served]) -> tuple[Served, Served]:
-        return start(None, name="plain", **SERVED), start(DRAFTED, name="fields", **SERVED)
+        return start(None, name="plain", **FEATURES), start(DRAFTED, name="fields", **FEATURES)
+
+    def test_no_token_at_all(self, pair):
+        """Only the prompt is read.  With any speculation SGLang gives the log probability of the next token, too."""
+        (expected,), (found,) = (one.generate([EDIT], {"max_tokens": 0, "prompt_logprobs": 0}) for one in pair)
+        assert expected["token_ids"] == found["token_ids"] == []
+        assert not difference(expected["prompt_logprobs"], found["prompt_logprobs"])
+        assert len(expected["prompt_logprobs"]) == len(EDIT)
+
+    def test_answers_are_cached_for_what_follows(self, pair):
+        """Accepted drafts are in the cache as if decoded one by one, so a conversation can continue from them."""
+        (first,) = pair[1].generate([LOOP], {"ignore_eos": True}, together=True)
+        longer = [[*LOOP, *first["token_ids"], *ids("z = 3\n")]]
+        expected = pair[0].generate(longer, {"logprobs": 0}, together=True)[0]
+        found = pair[1].generate(longer, {"logprobs": 0})[0]
+        assert_same(expected, found)
+        assert expected["cached"] == 0
+        assert found["cached"] > len(LOOP) + 20
 
 
 @overlapped

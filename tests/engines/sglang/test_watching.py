@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from specplug.operator.access import KEY_VARIABLE
 from tests.engines.server import Server
-from tests.engines.suites.operations import ADMIN, KEY
+from tests.engines.sglang.test_server import assert_guarded
+from tests.engines.suites.operations import ADMIN
 from tests.engines.suites.watching import WatchingSuite, settings
 
 
@@ -17,5 +19,9 @@ class TestWatching(WatchingSuite):
 
     @pytest.fixture(scope="class")
     def server(self, serve: Callable[..., Server], root: Path) -> Server:
-        keys = {"api_key": KEY, "admin_api_key": ADMIN}
-        return serve("SPECPLUG", name="watched", settings=settings(root), enable_metrics=True, **keys)
+        key = {KEY_VARIABLE: ADMIN}
+        return serve("SPECPLUG", name="watched", settings=settings(root), enable_metrics=True, environment=key)
+
+    def test_an_operators_key_alone_opens(self, server: Server) -> None:
+        for client in ({}, {"Authorization": "Bearer sesame"}):
+            assert_guarded(server, 401, client, {"Authorization": f"Bearer {ADMIN}"})
