@@ -27,9 +27,9 @@ from specplug.tools.client.answers import (
     Whole,
     put_together,
 )
+from specplug.tools.client.figures import Samples, read_samples
 from specplug.tools.client.http import Refused, ServerClient, answer_all
 from specplug.tools.client.interrupt import run_interruptible
-from specplug.tools.forecast.scraped import Samples, read_samples
 
 R = TypeVar("R")
 
@@ -276,13 +276,13 @@ class ServerSide:
 
 
 @contextmanager
-def connect(url: str, *, mode: Mode | None = None, raw: bool = False, **given: Any) -> Iterator[ServerSide]:
-    """Connect to a server, with further arguments of `ServerClient`.
+def connect(client: ServerClient, *, mode: Mode | None = None, raw: bool = False) -> Iterator[ServerSide]:
+    """Connect to a server.
 
-    If a mode is given, speculation is switched to it meanwhile.  That needs specplug's operator routes on the server,
-    and affects its other clients, too.
+    With a mode, speculation is switched to it meanwhile.  That needs specplug's operator routes on the server, and
+    affects its other clients, too.
     """
-    side = ServerSide(ServerClient(url, **given), raw=raw)
+    side = ServerSide(client, raw=raw)
     before = None if mode is None else side.set_mode(mode)
     try:
         yield side

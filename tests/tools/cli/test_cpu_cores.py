@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specplug.tools.cli import cpu_cores
+from specplug.tools.cli import machine
 
 V1 = "4:memory:/a\n1:cpu,cpuacct:/a/b\n"
 QUOTA = "cpu.cfs_quota_us"
@@ -32,16 +32,16 @@ PERIOD = "cpu.cfs_period_us"
 )
 def test_quotas_of_control_groups_hold(monkeypatch, tmp_path: Path, groups, files, want):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)), raising=False)
-    monkeypatch.setattr(cpu_cores, "_MOUNT", tmp_path / "mount")
-    monkeypatch.setattr(cpu_cores, "_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "_MOUNT", tmp_path / "mount")
+    monkeypatch.setattr(machine, "_GROUPS", tmp_path / "cgroup")
     if groups is not None:
         (tmp_path / "cgroup").write_text(groups)
     for name, text in files.items():
         file = tmp_path / "mount" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text + "\n")
-    assert cpu_cores.usable_cores() == want
+    assert machine.usable_cores() == want
 
 
 def test_a_process_has_a_core():
-    assert cpu_cores.usable_cores() >= 1
+    assert machine.usable_cores() >= 1
