@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -25,17 +24,9 @@ spec.loader.exec_module(release)
 TOOLS = release.Tools(sys.executable)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """The archives of this checkout, the wheel made from the source distribution."""
-    target = tmp_path_factory.mktemp("release")
-    TOOLS("build", "--no-isolation", "--outdir", target, ROOT)
-    return target
-
-
 @pytest.fixture(scope="module", params=["wheel", "source"])
-def members(request, folder) -> dict[str, bytes]:
-    return release.members(release.archives(folder)[request.param == "source"])
+def members(request, archives) -> dict[str, bytes]:
+    return release.members(release.archives(archives)[request.param == "source"])
 
 
 def test_the_archives_are_whole(members):
@@ -48,8 +39,8 @@ def test_what_is_too_much_is_named(members):
         assert release.complaints({**members, name: b""}) == [f"{name} is in it"]
 
 
-def test_what_is_lacking_is_named(folder):
-    wheel = release.members(release.archives(folder)[0])
+def test_what_is_lacking_is_named(archives):
+    wheel = release.members(release.archives(archives)[0])
     info = f"specplug-{release.VERSION}.dist-info"
     licence = f"{info}/licenses/LICENSE"
     assert release.complaints({name: wheel[name] for name in wheel.keys() - {licence}}) == [f"no {licence}"]
@@ -58,8 +49,8 @@ def test_what_is_lacking_is_named(folder):
     assert found == ["no entry point specplug = specplug_vllm.entry:register"]
 
 
-def test_pip_plans_nothing_but_specplug_beside_what_is_installed(folder, tmp_path):
-    wheel, _ = release.archives(folder)
+def test_pip_plans_nothing_but_specplug_beside_what_is_installed(archives, tmp_path):
+    wheel, _ = release.archives(archives)
     assert TOOLS.plan(sys.executable, "--no-index", wheel).keys() <= {"specplug"}
     pins = tmp_path / "pins.txt"
     pins.write_text("numpy==1.0\n")

@@ -204,13 +204,11 @@ class ServerSide:
         self._loop.close()
 
     def tokenize(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a prompt."""
         prompt = {"messages": messages(text)} if self.has_template else {"prompt": text}
         found = self._run(self._client.ask(Tokenized, "POST", "/tokenize", {"model": self._model, **prompt}))
         return tuple(found.tokens)
 
     def answer(self, probes: Sequence[Probe], together: int, done: Callable[[], None]) -> list[Answer]:
-        """Answer probes with `together` requests in flight."""
         return self._run(answer_all(probes, together, self._one, done))
 
     def draft_counts(self) -> DraftCounts | None:
