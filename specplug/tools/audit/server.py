@@ -244,7 +244,6 @@ class ServerSide:
         return self._loop.run(run_interruptible(call))
 
     async def _recognised(self) -> tuple[Dialect, str]:
-        """Return the engine's dialect and version."""
         found = await self._client.ask_if_there(Version, "GET", "/version")
         if found is not None and found.version is not None:
             return Vllm(), found.version

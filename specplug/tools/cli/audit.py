@@ -145,7 +145,6 @@ def audit(
 
 
 def _publish(report: Report, html: Path | None, *, as_json: bool) -> None:
-    """Print the report, and write it as a page if a file is named."""
     *parts, verdict = _shown(report)
     show(report.as_dict(), *parts, verdict, as_json=as_json)
     if html is not None:
@@ -157,7 +156,6 @@ def _publish(report: Report, html: Path | None, *, as_json: bool) -> None:
 def _sides(
     audited: str, control: str | None, material: Material, drafting: Audited, place: Place, reached: Server
 ) -> tuple[Open, Open]:
-    """Return what opens the audited engine, and its control."""
     if _is_url(audited):
         return _servers(audited, control, reached, raw=material.raw)
     if control is None:
@@ -230,7 +228,6 @@ def _shown(report: Report) -> Iterator[Any]:
 
 
 def _plot(report: Report, figure: Any) -> None:
-    """Plot the draft tokens that each check saw accepted and rejected."""
     rows = [(each.check, each.drafts) for each in reversed(report.findings) if each.drafts is not None]
     figure.set_size_inches(9, 0.8 + 0.35 * len(rows))
     axes = figure.subplots()

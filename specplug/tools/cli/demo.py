@@ -95,7 +95,6 @@ def demo(
 
 
 def _verdict(whole: TaskComparison) -> Text:
-    """Return whether the outputs of all tasks are identical."""
     differing = whole.tasks - whole.identical
     if not differing:
         return Text(f"Outputs are identical in all {whole.tasks} tasks.", style="green")

@@ -164,7 +164,6 @@ def _settings(values: Sequence[Mapping[str, Any]] | None, everything: bool) -> I
 
 
 def _lines(file: Path) -> list[str]:
-    """Return the lines of a file that are not blank."""
     found = [line for line in read_text(file, f"--prompts {file}").splitlines() if line.strip()]
     if not found:
         raise SettingsError.build("no prompts", who=f"--prompts {file}", expected="one prompt per line")

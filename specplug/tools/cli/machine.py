@@ -101,7 +101,6 @@ def _own_libraries() -> Iterator[CheckResult]:
 
 
 def _devices() -> Iterator[CheckResult]:
-    """Report accelerators and cores."""
     try:
         import torch
     except Exception as error:

@@ -133,7 +133,6 @@ class Target:
         return RooflineCost(shape, self._gpu(), weight_bits=_bits(shape, self.weight_bits), **self.common_arguments())
 
     def _gpu(self) -> Gpu:
-        """Return the GPU of that name, with the rates that are named, in tera per second, in place of its own."""
         name = None if self.gpu is None else self.gpu.lower()
         if name is not None and name not in GPUS:
             remedy = f"{suggest(name, GPUS)}. For others give --bandwidth and --flops"

@@ -173,7 +173,6 @@ def _note(tokenizer: str, roofline: ScoringRoofline) -> str:
 def _execute(
     runs: Sequence[ReplayRun], texts: Texts, traces: Sequence[Path], tokenizer: Tokenizer, *, jobs: int, quiet: bool
 ) -> list[ReplayRun]:
-    """Read and tokenise the traces, and return the runs with their results."""
     from specplug.tools.replay.items import tokenize, vocab_size_for
     from specplug.tools.replay.run import execute
 

@@ -37,8 +37,8 @@ DRAWN = ("uniform draft law", "draft law at another temperature", "resampling fr
 # Padding is -1 in this engine and never emitted, so that accepting it changes one draw in a hundred.
 @pytest.mark.parametrize("name", sorted(LOSSY_MUTANTS.keys() - {"dropped validity mask"}))
 def test_wrong_verifiers_fail(prompts, name):
-    drawn = ("--proposer", "drawn", "--samples", "600")  # with 200 one mistake of them is found two times in three
-    code, report = audited(prompts, *FAST, *(drawn if name in DRAWN else ("--proposer", "ngram")), "--verifier", name)
+    drawn = (*SAMPLED, "--proposer", "drawn", "--samples", "600")  # 200 find one of the mistakes two times in three
+    code, report = audited(prompts, *(drawn if name in DRAWN else (*FAST, "--proposer", "ngram")), "--verifier", name)
     assert code == 1
     assert "failed" in statuses(report).values(), report["findings"]
 
