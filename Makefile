@@ -246,7 +246,7 @@ cli-docs: setup ## write docs/cli.md from the help of the commands
 	$(BIN)/python -m typer specplug.tools.cli.app utils docs --name specplug --title "The command line" --output docs/cli.md
 
 DIST ?= dist
-release: setup ## build wheel and sdist, try them in empty environments, write the notes (dist/; downloads gigabytes)
+release: setup ## build wheel and sdist, try them in empty environments, write SBOM and notes (dist/; downloads gigabytes)
 	$(BIN)/python .ci/release.py $(DIST)
 
 format: setup ## let ruff format the code

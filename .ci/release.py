@@ -2,19 +2,22 @@
 
     python .ci/release.py FOLDER [STEP ...]
 
-The steps are `build`, `install`, `engines` and `notes`; without any, all run in this order, as in `make release`.
-FOLDER gets the wheel, the source distribution and the release notes.  Nothing is uploaded.
+The steps are `build`, `install`, `engines`, `bill` and `notes`; without any, all run in this order, as in
+`make release`.  FOLDER gets the wheel, the source distribution, a bill of materials, checksums and the release notes.
+Nothing is uploaded.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import hashlib
 import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 import tomllib
@@ -206,6 +209,24 @@ def required(requirements: Iterable[str], python: str) -> list[str]:
     return [f"{each.name}{each.specifier}" for each in parsed if not each.marker or each.marker.evaluate(marked)]
 
 
+def bill(tools: Tools, folder: Path) -> None:
+    """Write a bill of materials in CycloneDX's format: specplug, and the newest version of each of its requirements.
+
+    Beside it stand the checksums of the archives and of the bill, as `sha256sum --check` reads them.
+    """
+    wheel, source = archives(folder)
+    target = folder / f"specplug-{VERSION}.cdx.json"
+    planned = tools.plan(sys.executable, "--ignore-installed", wheel)
+    pins = sorted(f"{name}=={found['version']}" for name, found in planned.items() if name != "specplug")
+    with tempfile.NamedTemporaryFile("w") as requirements:
+        print(*pins, sep="\n", file=requirements, flush=True)
+        about = ("--pyproject", ROOT / "pyproject.toml", "--mc-type", "library")
+        tools("cyclonedx_py", "requirements", requirements.name, *about, "--output-reproducible", "-o", target)
+    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in (wheel, source, target)]
+    (folder / "SHA256SUMS").write_text("".join(sums))
+    print(f"{target.name}: specplug and {len(pins)} packages that it requires")
+
+
 def notes(tools: Tools, folder: Path) -> None:
     """Write the release notes."""
     text = section((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), VERSION)
@@ -223,7 +244,7 @@ def section(changelog: str, version: str) -> str:
     return re.sub(r"\[([^]]+)\]\((?!\w+:)[^)]+\)", r"\1", found[2]).strip() + "\n"
 
 
-STEPS = {"build": build, "install": install, "engines": engines_keep, "notes": notes}
+STEPS = {"build": build, "install": install, "engines": engines_keep, "bill": bill, "notes": notes}
 
 
 def main() -> None:

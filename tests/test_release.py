@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +58,22 @@ def test_pip_plans_nothing_but_specplug_beside_what_is_installed(archives, tmp_p
     pins.write_text("numpy==1.0\n")
     with pytest.raises(SystemExit, match=r"numpy"):
         TOOLS.plan(sys.executable, "--no-index", "--constraint", pins, wheel)
+
+
+def test_the_bill_lists_what_pip_would_install_and_the_sums_are_of_what_is_published(archives):
+    class Planned(release.Tools):
+        def plan(self, python, *arguments):
+            return {name: {"version": "1.0"} for name in ("specplug", "torch", "numpy")}
+
+        def __call__(self, module, requirements, file, *arguments):
+            assert module == "cyclonedx_py"
+            assert Path(file).read_text() == "numpy==1.0\ntorch==1.0\n"
+            arguments[-1].write_text("{}")
+
+    release.bill(Planned(sys.executable), archives)
+    sums = dict(reversed(line.split()) for line in (archives / "SHA256SUMS").read_text().splitlines())
+    names = [path.name for path in release.archives(archives)] + [f"specplug-{release.VERSION}.cdx.json"]
+    assert sums == {name: hashlib.sha256((archives / name).read_bytes()).hexdigest() for name in names}
 
 
 def test_a_section_of_the_changelog_becomes_the_notes(capsys):

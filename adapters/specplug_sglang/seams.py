@@ -58,14 +58,14 @@ sglang.srt.managers.schedule_batch
   FINISH_ABORT
   FINISH_MATCHED_STR: matched
   Req: __dict__ spec_correct_drafts_histogram spec_num_correct_drafts
-  Req.update_finish_state(new_accepted_len)
-  Req.update_spec_correct_drafts_histogram(num_correct_drafts)
+  !Req.update_finish_state(new_accepted_len)
+  !Req.update_spec_correct_drafts_histogram(num_correct_drafts)
   ScheduleBatch: forward_mode input_ids out_cache_loc sampling_info seq_lens seq_lens_cpu seq_lens_sum spec_info
 sglang.srt.configs.hybrid_arch:mambaish_config(model_config)
-sglang.srt.session.session_controller:Session._concat_token_arrays(last_req, req, session_params)
+sglang.srt.session.session_controller:!Session._concat_token_arrays(last_req, req, session_params)
 sglang.srt.mem_cache.kv_cache_configurator
-  KVCacheConfigurator._profile_available_bytes(pre_model_load_memory)
-  get_req_to_token_extra_context_len
+  !KVCacheConfigurator._profile_available_bytes(pre_model_load_memory)
+  !get_req_to_token_extra_context_len
 sglang.srt.mem_cache.allocation_sizing:get_alloc_reserve_per_decode
 sglang.srt.managers.utils:GenerationBatchResult: accept_index accept_lens can_run_cuda_graph cap_lens new_seq_lens
     next_draft_input speculative_num_draft_tokens speculative_output_stride
@@ -112,7 +112,7 @@ sglang.srt.speculative.eagle_utils
   _verify_uses_greedy(*, is_all_greedy, is_cpu, is_hip, is_xpu, use_rejection_sampling)
   verify_tree_greedy_func(*, accept_index, accept_token_num, candidates, predicts, retrieve_index,
       retrieve_next_sibling, retrieve_next_token, target_predict, topk)
-sglang.kernels.ops.speculative.sampling:tree_speculative_sampling_target_only(*, accept_index, accept_token_num,
+sglang.kernels.ops.speculative.sampling:!tree_speculative_sampling_target_only(*, accept_index, accept_token_num,
     candidates, target_probs, threshold_acc, threshold_single) <= 0.5.22
 sglang.srt.speculative.spec_utils
   GrammarTree.from_device(retrieve_next_token, retrieve_next_sibling, draft_token)
@@ -125,7 +125,7 @@ sglang.srt.layers.logprob_processor:compute_spec_logprobs(batch, logits_output, 
 sglang.srt.layers.sampler
   Sampler.forward(logits_output, sampling_info, return_logprob, top_logprobs_nums, token_ids_logprobs, positions)
   Sampler._preprocess_logits(logits, sampling_info)
-sglang.srt.managers.scheduler:Scheduler: maybe_init_draft_worker
+sglang.srt.managers.scheduler:Scheduler: !maybe_init_draft_worker
 sglang.srt.constrained.base_grammar_backend
   BaseGrammarObject: is_terminated try_jump_forward
   BaseGrammarObject.accept_token(token)
@@ -150,20 +150,20 @@ sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator.__init__(size, pa
 sglang.srt.mem_cache.memory_pool:ReqToTokenPool
 
 [events]
-sglang.srt.managers.scheduler:Scheduler: on_idle
+sglang.srt.managers.scheduler:Scheduler: !on_idle
 sglang.srt.model_executor.model_runner_components.weight_updater
-  WeightUpdater: get_model_runner load_weights_from_distributed update_weights_from_disk update_weights_from_ipc
-      update_weights_from_tensor
-  WeightUpdater.end_weight_update(*, run_post_load)
+  WeightUpdater: get_model_runner !load_weights_from_distributed !update_weights_from_disk !update_weights_from_ipc
+      !update_weights_from_tensor
+  !WeightUpdater.end_weight_update(*, run_post_load)
 sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager: draft_worker offload_tags
-    release_memory_occupation resume_memory_occupation
+    !release_memory_occupation !resume_memory_occupation
 
 [status]
 sglang.srt.managers.scheduler:Scheduler: draft_worker
 sglang.srt.managers.scheduler_components.internal_state
   SchedulerInternalStateController: scheduler
-  SchedulerInternalStateController.get_internal_state(recv_req)
-  SchedulerInternalStateController.set_internal_state(recv_req)
+  !SchedulerInternalStateController.get_internal_state(recv_req)
+  !SchedulerInternalStateController.set_internal_state(recv_req)
 sglang.srt.managers.io_struct
   GetInternalStateReqOutput: internal_state
   SetInternalStateReq: server_args
@@ -171,8 +171,8 @@ sglang.srt.managers.io_struct
 
 [engine drafts]
 sglang.srt.speculative.spec_info
-  SpeculativeAlgorithm.handle_server_args(server_args)
-  SpeculativeAlgorithm.create_worker(server_args)
+  !SpeculativeAlgorithm.handle_server_args(server_args)
+  !SpeculativeAlgorithm.create_worker(server_args)
 sglang.srt.arg_groups.overrides:declare_resolution(server_args, source, fields)
 sglang.srt.environ:Envs: SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND
 sglang.srt.arg_groups.fields.spec:Spec: enable_multi_layer_eagle
@@ -193,32 +193,32 @@ sglang.srt.speculative.eagle_worker_v2
   EAGLEWorkerV2.__init__(server_args, gpu_id, nccl_port, target_worker)
   EAGLEWorkerV2.forward_batch_generation(batch)
   EAGLEWorkerV2.verify(batch)
-  build_eagle_verify_input(batch, draft_input, parent_list, top_scores_index, draft_tokens, draft_probs, *,
+  !build_eagle_verify_input(batch, draft_input, parent_list, top_scores_index, draft_tokens, draft_probs, *,
       target_worker, num_steps, num_draft_tokens)
 sglang.srt.speculative.eagle_info:EagleVerifyInput: retrieve_next_token
-sglang.srt.speculative.eagle_worker_common:eagle_sample(verify_input, batch, logits_output, grammar_mask)
+sglang.srt.speculative.eagle_worker_common:!eagle_sample(verify_input, batch, logits_output, grammar_mask)
 sglang.srt.speculative.base_spec_worker:EagleDraftWorkerBase: _rebuild_topk1_chain_buffers
     _topk1_parents_prealloc _topk1_score_indices_prealloc
 sglang.srt.speculative.standalone_worker_v2:StandaloneWorkerV2.__init__(server_args, gpu_id, nccl_port,
     target_worker)
 
 [api]
-sglang.srt.server_args:ServerArgs: check_server_args
+sglang.srt.server_args:ServerArgs: !check_server_args
 sglang.srt.plugins.hook_registry:HookRegistry: _patched apply_hooks
 sglang.srt.managers.tokenizer_manager
-  TokenizerManager.__init__(server_args, port_args)
-  TokenizerManager.generate_request(obj, request)
-  TokenizerManager._calculate_spec_decoding_metrics(meta_info, recv_obj, i)
+  !TokenizerManager.__init__(server_args, port_args)
+  !TokenizerManager.generate_request(obj, request)
+  !TokenizerManager._calculate_spec_decoding_metrics(meta_info, recv_obj, i)
   TokenizerManager: __dict__ preferred_sampling_params
 sglang.srt.managers.io_struct
   BatchStrOutput: spec_num_cap_tokens spec_verify_ct
   GenerateReqInput: sampling_params stream
-sglang.srt.managers.multi_tokenizer_mixin:write_data_for_multi_tokenizer(port_args, server_args, scheduler_info)
+sglang.srt.managers.multi_tokenizer_mixin:!write_data_for_multi_tokenizer(port_args, server_args, scheduler_info)
 sglang.srt.managers.tokenizer_control_mixin
-  TokenizerControlMixin.add_external_corpus(obj)
-  TokenizerControlMixin.remove_external_corpus(corpus_id)
-  TokenizerControlMixin: get_internal_state init_communicators list_external_corpora
-  TokenizerControlMixin.set_internal_state(obj)
+  !TokenizerControlMixin.add_external_corpus(obj)
+  !TokenizerControlMixin.remove_external_corpus(corpus_id)
+  TokenizerControlMixin: !get_internal_state !init_communicators !list_external_corpora
+  !TokenizerControlMixin.set_internal_state(obj)
 
 [api, http]
 sglang.srt.plugins:load_plugins
@@ -227,9 +227,9 @@ sglang.srt.plugins:load_plugins
 sglang.srt.entrypoints.http_server
   _create_error_response
   get_global_state
-  serve_generate_request(obj, request)
+  !serve_generate_request(obj, request)
 sglang.srt.entrypoints.openai.serving_base
-  OpenAIServingBase.handle_request(request, raw_request)
+  !OpenAIServingBase.handle_request(request, raw_request)
   OpenAIServingBase.create_error_response(message, err_type)
 sglang.srt.entrypoints.openai.protocol
   ChatCompletionRequest: custom_params
@@ -243,7 +243,7 @@ sglang.srt.utils.auth
   auth_level(level)
 
 [metrics]
-sglang.srt.utils.common:add_prometheus_middleware(app)
+sglang.srt.utils.common:!add_prometheus_middleware(app)
 """)
 """What of SGLang this adapter relies on, by the part of the adapter; see `specplug.seams.seam`.
 

@@ -25,12 +25,12 @@ VERSIONS = Range(engine="vLLM", oldest=(0, 32), newest=(0, 33), compared=frozens
 
 SEAMS = table("""
 [config]
-vllm.engine.arg_utils:EngineArgs.create_engine_config
+vllm.engine.arg_utils:!EngineArgs.create_engine_config
 vllm.config.vllm
 # Later versions keep async scheduling on with every method on V2.
   NgramGPUTypes <= 0.32
-  VllmConfig: __post_init__ _get_v2_model_runner_unsupported_features _set_cudagraph_sizes
-      _validate_adaptive_verification use_v2_model_runner watermark_config
+  VllmConfig: !__post_init__ !_get_v2_model_runner_unsupported_features !_set_cudagraph_sizes
+      !_validate_adaptive_verification use_v2_model_runner watermark_config
 vllm.config.speculative:SpeculativeConfig: max_num_new_slots_for_drafting num_speculative_tokens
     num_speculative_tokens_per_batch_size
 vllm.config.scheduler:SchedulerConfig: scheduler_cls
@@ -67,12 +67,12 @@ vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator:TargetDependentARS
     num_speculative_tokens)
 
 [extended v1, extended v2]
-vllm.v1.worker.worker_base:WorkerWrapperBase: init_device vllm_config
+vllm.v1.worker.worker_base:WorkerWrapperBase: !init_device vllm_config
 
 [extended v1]
 vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.propose(*, num_speculative_tokens)
 vllm.v1.worker.gpu_model_runner
-  GPUModelRunner: _draft_probs _draft_token_ids drafter sample_tokens
+  GPUModelRunner: _draft_probs _draft_token_ids drafter !sample_tokens
 vllm.v1.outputs:ModelRunnerOutput: sampled_token_ids
 
 [extended v2]
@@ -88,8 +88,8 @@ vllm.v1.executor.abstract:Executor.collective_rpc(method)
 
 [timing]
 vllm.v1.engine.core
-  EngineCore: __init__ batch_queue model_executor post_step request_block_hasher scheduler step_fn
-  EngineCoreProc: run_busy_loop
+  EngineCore: !__init__ batch_queue model_executor post_step request_block_hasher scheduler step_fn
+  EngineCoreProc: !run_busy_loop
 vllm.v1.core.sched.scheduler:Scheduler: dynamic_sd_lookup finish_requests has_requests num_spec_tokens running
 vllm.v1.request
   Request.__init__(request_id, prompt_token_ids, sampling_params, pooling_params, *, block_hasher)
@@ -99,7 +99,7 @@ vllm.v1.request
 vllm.distributed:get_tp_group
 vllm.distributed.parallel_state:GroupCoordinator.broadcast(input_, src)
 vllm.distributed.device_communicators.base_device_communicator:DeviceCommunicatorBase.broadcast(tensor, src)
-vllm.v1.worker.gpu_worker:Worker: determine_available_memory
+vllm.v1.worker.gpu_worker:Worker: !determine_available_memory
 vllm.v1.worker.worker_base:WorkerBase: __dict__ model_runner shutdown
 
 [nccl]
@@ -110,47 +110,47 @@ vllm.distributed.device_communicators.pynccl:PyNcclCommunicator: disabled
 vllm.v1.core.sched.output:CachedRequestData: resumed_req_ids
 vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer(vllm_config)
 vllm.v1.worker.gpu_model_runner
-  GPUModelRunner.execute_model(scheduler_output)
+  !GPUModelRunner.execute_model(scheduler_output)
   GPUModelRunner: _draft_prob_req_ids _draft_probs drafter effective_drafter_max_model_len
 vllm.v1.sample.rejection_sampler
-  RejectionSampler.forward(metadata, draft_probs, logits, sampling_metadata)
+  !RejectionSampler.forward(metadata, draft_probs, logits, sampling_metadata)
   RejectionSampler: sampler
-  apply_sampling_constraints(logits)
-  expand_batch_to_tokens(x, cu_num_tokens, num_tokens, replace_from, replace_to)
-  rejection_sample(draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_logits,
+  !apply_sampling_constraints(logits)
+  !expand_batch_to_tokens(x, cu_num_tokens, num_tokens, replace_from, replace_to)
+  !rejection_sample(draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_logits,
       bonus_token_ids, sampling_metadata)
 
 [thinking budgets]
 vllm.v1.sample.thinking_budget_state
   ThinkingBudgetStateHolder: _state
-  ThinkingBudgetStateHolder.update_state(output_token_ids)
+  !ThinkingBudgetStateHolder.update_state(output_token_ids)
 
 [token logprobs v1]
 vllm.v1.sample.metadata:SamplingMetadata: logprob_token_ids max_num_logprobs
 vllm.v1.spec_decode.metadata:SpecDecodeMetadata: num_draft_tokens
-vllm.v1.sample.rejection_sampler:RejectionSampler.forward(metadata, draft_probs, logits, sampling_metadata)
-vllm.v1.sample.sampler:Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
+vllm.v1.sample.rejection_sampler:!RejectionSampler.forward(metadata, draft_probs, logits, sampling_metadata)
+vllm.v1.sample.sampler:!Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
 
 [token logprobs v2]
 vllm.v1.worker.gpu.sample.sampler
   Sampler: logprob_token_ids_state
-  Sampler.get_logprobs_dims(idx_mapping_np)
+  !Sampler.get_logprobs_dims(idx_mapping_np)
 vllm.v1.worker.gpu.sample.logprob:LogprobTokenIdsState.max_num_token_ids(idx_mapping_np)
 vllm.v1.worker.gpu.spec_decode.rejection_sampler
-  RejectionSampler.__call__(logits, input_batch)
-  RejectionSampler._verify(logits, draft_logits, draft_sampled, pos, cu_num_logits, idx_mapping, idx_mapping_np,
+  !RejectionSampler.__call__(logits, input_batch)
+  !RejectionSampler._verify(logits, draft_logits, draft_sampled, pos, cu_num_logits, idx_mapping, idx_mapping_np,
       expanded_idx_mapping)
-  RejectionSampler._get_logprobs_tensors(sampled, num_sampled, logits, cu_num_logits, cu_num_logits_np,
+  !RejectionSampler._get_logprobs_tensors(sampled, num_sampled, logits, cu_num_logits, cu_num_logits_np,
       max_num_logprobs)
-  compute_topk_scores(logits, num_logprobs, sampled_token_ids, cu_num_logits, logprob_token_ids_state,
+  !compute_topk_scores(logits, num_logprobs, sampled_token_ids, cu_num_logits, logprob_token_ids_state,
       expanded_idx_mapping, max_per_req_token_ids)
 
 [v2]
-vllm.v1.worker.gpu.spec_decode:init_speculator(vllm_config, device, *, req_states)
+vllm.v1.worker.gpu.spec_decode:!init_speculator(vllm_config, device, *, req_states)
 vllm.v1.worker.gpu.model_runner
-  init_speculator
-  GPUModelRunner.execute_model(scheduler_output, *, dummy_run)
-  GPUModelRunner: sample_tokens speculator
+  !init_speculator
+  !GPUModelRunner.execute_model(scheduler_output, *, dummy_run)
+  GPUModelRunner: !sample_tokens speculator
 vllm.v1.worker.gpu.async_utils:AsyncOutput: model_runner_output
 vllm.v1.outputs:ModelRunnerOutput: __dict__
 vllm.v1.worker.gpu.lora_utils:LoraState.make_lora_inputs(req_ids)
@@ -161,18 +161,18 @@ vllm.v1.worker.gpu.spec_decode.speculator
 
 [events]
 vllm.v1.worker.gpu_worker
-  Worker: _weight_update_is_draft finish_weight_update reset_weights shutdown sleep
-  Worker.wake_up(tags)
-vllm.v1.worker.gpu_model_runner:GPUModelRunner: get_model reload_weights
-vllm.v1.worker.gpu.model_runner:GPUModelRunner: get_model reload_weights
+  Worker: _weight_update_is_draft !finish_weight_update !reset_weights !shutdown !sleep
+  !Worker.wake_up(tags)
+vllm.v1.worker.gpu_model_runner:GPUModelRunner: get_model !reload_weights
+vllm.v1.worker.gpu.model_runner:GPUModelRunner: get_model !reload_weights
 
 [verifier v1]
-vllm.v1.sample.rejection_sampler:RejectionSampler.forward(metadata)
+vllm.v1.sample.rejection_sampler:!RejectionSampler.forward(metadata)
 
 [verifier v2]
 vllm.v1.worker.gpu.spec_decode.rejection_sampler
-  RejectionSampler._verify(logits, draft_logits, draft_sampled, pos, cu_num_logits, idx_mapping, idx_mapping_np)
-  rejection_sample(target_logits, draft_logits, draft_sampled, cu_num_logits, pos, idx_mapping,
+  !RejectionSampler._verify(logits, draft_logits, draft_sampled, pos, cu_num_logits, idx_mapping, idx_mapping_np)
+  !rejection_sample(target_logits, draft_logits, draft_sampled, cu_num_logits, pos, idx_mapping,
       expanded_idx_mapping, expanded_local_pos, temperature, seed, num_speculative_steps)
 vllm.v1.worker.gpu.sample.gumbel:gumbel_sample(logits, expanded_idx_mapping, temperature, seed, pos, *,
     apply_temperature, is_drafting, use_fp64)
@@ -191,8 +191,8 @@ vllm.config.compilation
 
 [adaptive]
 vllm.v1.worker.gpu.model_runner
-  maybe_create_adaptive_verification_manager
-  resolve_adaptive_cudagraph_mode
+  !maybe_create_adaptive_verification_manager
+  !resolve_adaptive_cudagraph_mode
   GPUModelRunner: adaptive_verification
 vllm.v1.worker.gpu.spec_decode.adaptive_verification
   AdaptiveVerificationManager.__init__(req_states, query_start_loc, num_bonus_tokens, max_total_logits)
@@ -210,23 +210,23 @@ vllm.v1.worker.gpu.attn_utils:get_query_lens_mismatch_unsupported_backend(attn_g
 [api]
 vllm.exceptions:VLLMValidationError
 vllm.v1.engine.input_processor
-  InputProcessor.__init__(vllm_config)
-  InputProcessor.process_inputs(request_id, prompt, params)
+  !InputProcessor.__init__(vllm_config)
+  !InputProcessor.process_inputs(request_id, prompt, params)
 vllm.v1.engine.async_llm
-  AsyncLLM: __init__ input_processor
-  AsyncLLM.add_request(request_id, prompt, params)
+  AsyncLLM: !__init__ input_processor
+  !AsyncLLM.add_request(request_id, prompt, params)
 vllm.sampling_params
-  SamplingParams._validate_spec_decode(speculative_config)
+  !SamplingParams._validate_spec_decode(speculative_config)
   SamplingParams: extra_args n
 
 [http]
 vllm.entrypoints.generate.base.serving
   GenerateBaseServing: input_processor
-  GenerateBaseServing._check_model(request)
-vllm.v1.engine.async_llm:AsyncLLM: generate
+  !GenerateBaseServing._check_model(request)
+vllm.v1.engine.async_llm:AsyncLLM: !generate
 vllm.entrypoints.serve.engine.protocol
   CompletionTokenUsageInfo
-  UsageInfo: completion_tokens_details
+  UsageInfo: !__init__ completion_tokens_details
 vllm.entrypoints.serve.engine.serving:BaseServing.create_error_response(message, err_type, status_code)
 vllm.entrypoints.openai.completion.protocol:CompletionRequest: to_sampling_params vllm_xargs
 vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest: to_sampling_params vllm_xargs
@@ -237,17 +237,17 @@ vllm.v1.engine.core_client
   AsyncMPClient: core_engines
 
 [metrics]
-vllm.v1.engine.core_client:EngineCoreClient.make_async_mp_client(vllm_config)
+vllm.v1.engine.core_client:!EngineCoreClient.make_async_mp_client(vllm_config)
 
 [routes]
 vllm.plugins.endpoint_plugins.interface
   EndpointPlugin.attach_router(app)
   EndpointPlugin.init_state(engine_client, state, args)
-vllm.plugins:load_endpoint_plugins(supported_tasks)
+vllm.plugins:!load_endpoint_plugins(supported_tasks)
 
 [streams]
-vllm.entrypoints.openai.responses.streaming_events:split_delta(delta)
-vllm.parser.parser_manager:ParserManager: get_parser
+vllm.entrypoints.openai.responses.streaming_events:!split_delta(delta)
+vllm.parser.parser_manager:ParserManager: !get_parser
 vllm.parser.abstract_parser
   Parser: model_tokenizer
   Parser.parse_delta(delta_text, delta_token_ids, request, prompt_token_ids, *, finished)

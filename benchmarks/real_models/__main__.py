@@ -19,24 +19,32 @@ Greedy texts that differ from those without speculation are shown with the gap b
 ties are decided by rounding, and any other difference makes the exit code 1.  With `--temperature 0.7` each prompt has
 a seed.  `--samples 8 --concurrency 8 --temperature 1` answers each prompt eight times at once, as rollouts do,
 without seeds: see docs/ngram.md#siblings.
+
+`--scenario` asks what a client or a server knows that an engine's own lookup does not use, on vLLM's V1: "prediction"
+(each request brings a text: its answer with 1 in 20 or 1 in 5 words changed, or another answer), "turns" (chats of
+eight turns in which code is edited) or "rollouts" (eight samples of each prompt at temperature 0.7).
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import in_words, machine, versions
 from benchmarks.models import folder
+from benchmarks.peers import note
 from benchmarks.real_models import report
 from benchmarks.real_models.arms import BASELINE, Arm, chosen
 from benchmarks.real_models.equality import differences
-from benchmarks.real_models.prompts import KINDS, more_chats, read
-from benchmarks.real_models.run import Task, fresh, measured, running
+from benchmarks.real_models.prompts import KINDS, Prompt, more_chats, read
+from benchmarks.real_models.run import Arms, Task, fresh, measured, running
+from benchmarks.real_models.scenarios import SCENARIOS
 from benchmarks.real_models.statistics import Clock, ranked
 
 ENGINES = ("transformers", "vllm-v1", "vllm-gpu", "vllm-v2", "sglang")
@@ -88,8 +96,14 @@ def where_it_runs(engine: str) -> str:
     return f"{torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU'}; {machine()['cpu']}"
 
 
-def tasks(options: argparse.Namespace, model: str, concurrency: int) -> tuple[Task, Task, Task]:
-    """Return what is measured, what warms up, and what fresh servers are asked."""
+def tasks(
+    options: argparse.Namespace, model: str, concurrency: int, plain: Arm, answer: Any
+) -> tuple[Task, Task, Task]:
+    """Return what is measured, what warms up, and what fresh servers are asked.
+
+    Args:
+        plain, answer: the arm without speculation and its engine's function, which write what a scenario needs.
+    """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -98,8 +112,19 @@ def tasks(options: argparse.Namespace, model: str, concurrency: int) -> tuple[Ta
         ids, seeded = [prompt.ids(tokenizer) for prompt in prompts], options.samples == 1  # V1 drafts none with seeds
         return Task(prompts, ids, concurrency, options.temperature, seeded)
 
+    def written(arms: Arms, prompts: Sequence[Prompt]) -> list[str]:
+        asked = replace(task(prompts), concurrency=1, temperature=0.0)
+        answers = [arms.ask(BASELINE, asked, [place]).token_ids[0] for place in range(len(prompts))]
+        return [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
+
     chats = more_chats(options.max_tokens)
-    prompts = read(options.kinds, options.prompts, options.max_tokens)
+    if options.scenario is None:
+        prompts = read(options.kinds, options.prompts, options.max_tokens)
+    else:
+        note(f"writing the texts of the scenario: {options.scenario}")
+        with running(options.engine, [plain], answer) as arms:
+            write = functools.partial(written, arms)
+            prompts = SCENARIOS[options.scenario].prompts(write, options.prompts, options.max_tokens)
     measured = [prompt for prompt in prompts for _ in range(options.samples)]
     fresh = task(chats[: options.fresh_chats])
     if options.hopeless:
@@ -135,7 +160,7 @@ def run(options: argparse.Namespace, model: str, concurrency: int) -> dict[str, 
         if not any(part in arm.name for arm in arms):
             names = ", ".join(arm.name for arm in everything)
             sys.exit(f"--arms {part}: no such arm among {names}; suffix decoding needs `make setup-vllm-peers`")
-    task, warm_up, chats = tasks(options, model, concurrency)
+    task, warm_up, chats = tasks(options, model, concurrency, arms[0], answer)
     timed = options.engine in TIMED
     # The process of an engine with a GPU uses no CPU worth counting.
     clocks: tuple[Clock, ...] = ("wall",) if options.engine == "vllm-gpu" else ("wall", "cpu") if timed else ()
@@ -177,6 +202,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=int, help="most prompts of a kind; 0: only fresh servers (default: all)")
     parser.add_argument("--max-tokens", type=int, help="most tokens of an answer (default: as the prompts say)")
     parser.add_argument("--samples", type=int, default=1, help="answers to each prompt (default: 1)")
+    parser.add_argument("--scenario", choices=SCENARIOS, help="other prompts, see above (vllm-v1)")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1], help="prompts at a time (default: 1)")
     parser.add_argument("--temperature", type=float, default=0.0, help="default: 0, greedy")
     parser.add_argument("--rounds", type=int, default=1, help="runs with fresh processes (default: 1)")
@@ -200,6 +226,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.constants and (options.engine != "vllm-v1" or (options.prompts or 16) <= options.constants):
         parser.error("--constants needs --engine vllm-v1, and fewer prompts of a kind than --prompts")
+    if options.scenario is not None:
+        if options.engine != "vllm-v1" or options.constants or options.rounds > 1:
+            parser.error("--scenario needs --engine vllm-v1, and takes no --constants and no --rounds")
+        options.samples = SCENARIOS[options.scenario].samples
+        options.temperature = SCENARIOS[options.scenario].temperature
+        options.concurrency = [options.samples]
     model = model_folder(options.model)
     results = [run(options, model, concurrency) for concurrency in options.concurrency]
     if options.json is not None:

@@ -96,10 +96,14 @@ def chosen(arms: Sequence[Arm], parts: Sequence[str] | None) -> list[Arm]:
 def requests(
     prompts: Sequence[Any], indices: Sequence[int], temperature: float, seeded: bool, ignore_eos: bool = False
 ) -> list[Mapping[str, Any]]:
-    """Return the sampling parameters of prompts: "max_tokens", "temperature" and, if `seeded`, a "seed" for each."""
+    """Return the sampling parameters of prompts: "max_tokens", "temperature" and, if `seeded`, a "seed" for each.
+
+    Request fields of specplug, which only vLLM's arms are sent, are "extra_args".
+    """
     return [
         {"max_tokens": prompts[index].max_tokens, "temperature": temperature}
         | ({"seed": 1_000_003 * (index + 1)} if seeded else {})
         | ({"ignore_eos": True} if ignore_eos else {})
+        | ({"extra_args": dict(prompts[index].fields)} if prompts[index].fields else {})
         for index in indices
     ]

@@ -7,8 +7,8 @@ code, and are under its licence.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,13 @@ class Prompt:
         kind: one of `KINDS`; "answers" are from a given passage, "structured" are JSON, YAML and tables.
         messages: as in OpenAI chat requests, the last one the user's.
         max_tokens: most tokens of the answer.
+        fields: specplug's request fields, as in vLLM's `extra_args`; engines without specplug ignore them.
     """
 
     kind: str
     messages: tuple[dict[str, str], ...]
     max_tokens: int
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     def ids(self, tokenizer: Any) -> list[int]:
         """Return the token ids of the prompt, through the chat template if the tokenizer has one."""

@@ -8,12 +8,16 @@ from typing import Any
 
 from specplug.errors import RequestError
 from specplug.explain.explanation import Explanation, explained, rows_of
+from specplug.explain.requests import MAX_LISTED, Requests, requests_of
 from specplug.requests.clients import Tenants
 from specplug.settings.model import Settings
 from specplug.text.token_texts import decoder
 
 NEWEST = 256 << 20
 """Bytes at the end of a trace in which a request is searched, for about two seconds."""
+
+LISTED = 32 << 20
+"""Bytes at the end of a trace of which all requests are listed: reading every row takes about as long."""
 
 
 class Explainer:
@@ -46,13 +50,25 @@ class Explainer:
         Raises:
             SpecplugError: there is no trace, no such request, or several.
         """
+        path = self._trace()
+        async with self._turn:
+            return await asyncio.to_thread(self._explained, path, request, tenant)
+
+    async def requests(self, tenant: str | None, limit: int) -> Requests:
+        """Return the slowest and the worst drafted of the newest requests; of this tenant's alone if one is given.
+
+        Raises:
+            SpecplugError: there is no trace.
+        """
+        path = self._trace()
+        async with self._turn:
+            return await asyncio.to_thread(requests_of, path, tenant, LISTED, min(limit, MAX_LISTED))
+
+    def _trace(self) -> str:
         if self._path is None:
             remedy = "Start the server with a file's name in this setting; every step then waits for its results"
             raise RequestError.build("this server writes no trace", who="trace.path", found="null", remedy=remedy)
-        if not request:
-            raise RequestError.build("no request is named", who="request", expected="the id of an answer")
-        async with self._turn:
-            return await asyncio.to_thread(self._explained, self._path, request, tenant)
+        return self._path
 
     def _explained(self, path: str, request: str, tenant: str | None) -> Explanation:
         return explained(rows_of(path, request, tenant, NEWEST), self._decode)

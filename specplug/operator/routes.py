@@ -14,6 +14,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 
 from specplug.errors import RequestError, SpecplugError
 from specplug.explain.explanation import Explanation
+from specplug.explain.requests import Requests
 from specplug.operator.access import Operators, Refusal
 from specplug.operator.control import Order
 from specplug.operator.corpus_admin import CorpusAdmin, http_status
@@ -73,8 +74,9 @@ def attach(app: FastAPI, decorate: Callable[[Any], Any] = lambda route: route) -
     what = "Add a corpus, or documents to a corpus; all documents are added or none"
     add(_CORPORA, add_corpus, "POST", what, requestBody=_json(add_order_schema(), EXAMPLES))
     parameters = [_query("tenant", "the corpus's tenant"), _query("document", "remove only these documents", True)]
-    what = "What drafted each token of an answer, and why it was slow, from the trace"
+    what = "What drafted each token of an answer, and why it was slow, from the trace; without an id, the slow answers"
     named = [_query("request", "the answer's id, or the begin of it"), _query("tenant", "only of this tenant")]
+    named += [_query("limit", "most answers of a list")]
     add("/specplug/explain", explain, "GET", what, guard_reader, parameters=named)
     what = "Remove a corpus, or documents of it"
     add(_CORPORA + "/{name:path}", remove_corpus, "DELETE", what, parameters=parameters)
@@ -116,12 +118,18 @@ async def remove_corpus(request: Request) -> dict[str, Any]:
     )
 
 
-async def explain(request: Request) -> Explanation:
-    """Answer `GET /specplug/explain`."""
+async def explain(request: Request) -> Explanation | Requests:
+    """Answer `GET /specplug/explain`: one answer, or the slowest and the worst drafted ones."""
     explainer = find_server(request).explainer
     query = request.query_params
-    tenant, _ = explainer.reader(request.headers.raw)
-    return await _answered(explainer.explain(query.get("request", ""), tenant or query.get("tenant")))
+    own, _ = explainer.reader(request.headers.raw)
+    tenant = own or query.get("tenant")
+    if name := query.get("request"):
+        return await _answered(explainer.explain(name, tenant))
+    limit = query.get("limit", "10")
+    if not limit.isdecimal():
+        raise HTTPException(400, f"bad value for limit; found {limit!r}; expected a number")
+    return await _answered(explainer.requests(tenant, int(limit)))
 
 
 async def guard(request: Request) -> None:

@@ -29,6 +29,7 @@ class Seam:
         named: parameters at any position of its signature.
         holds: attributes of a class or its instances; ``__dict__``: instances accept further attributes.
         since, until: the first and last versions that have it, both inclusive.
+        patched: what of it an adapter replaces by a function that may call it: the names, dotted, in its module.
     """
 
     module: str
@@ -39,6 +40,7 @@ class Seam:
     holds: tuple[str, ...] = ()
     since: Version = ()
     until: Version | None = None
+    patched: tuple[str, ...] = ()
 
     def applies(self, version: Version) -> bool:
         """Return whether a version has the seam."""
@@ -49,7 +51,8 @@ class Seam:
 
 
 _ROW = re.compile(
-    r"(?P<name>[\w.]+)(?:\((?P<signature>[^)]*)\))?(?::(?P<holds>[ \w]+?))?(?: (?P<bound>[<>]=) (?P<version>[\d.]+))?"
+    r"(?P<name>!?[\w.]+)(?:\((?P<signature>[^)]*)\))?(?::(?P<holds>[ !\w]+?))?"
+    r"(?: (?P<bound>[<>]=) (?P<version>[\d.]+))?"
 )
 
 
@@ -58,12 +61,13 @@ def table(text: str) -> tuple[Seam, ...]:
 
     A row names a symbol with its signature or, after a colon, its attributes, and if only some versions have it the
     first or the last of them.  Rows that are indented belong to the module above them.  Lines that are indented by more
-    go on with the row above.  A section begins with the parts of the adapter that use its symbols::
+    go on with the row above.  An exclamation mark is before what the adapter patches.  A section begins with the parts
+    of the adapter that use its symbols::
 
         [worker, status]
         engine.module
-          Class: attribute attribute
-          Class.method(first, second, *, keyword) >= 0.33
+          Class: attribute !method
+          !Class.method(first, second, *, keyword) >= 0.33
         engine.other:function(first)
     """
     rows: list[Seam] = []
@@ -86,15 +90,19 @@ def _row(module: str, where: tuple[str, ...], line: str) -> Seam:
         raise ValueError(f"not a row of a table of seams: {line!r}")
     takes, _, named = (row["signature"] or "").replace(",", "").partition("*")
     version = tuple(map(int, row["version"].split("."))) if row["version"] else ()
+    name = row["name"].removeprefix("!")
+    holds = (row["holds"] or "").split()
+    patched = [name] if row["name"] != name else [f"{name}.{each[1:]}" for each in holds if each.startswith("!")]
     return Seam(
         module=module,
-        name=row["name"],
+        name=name,
         where=where,
         takes=tuple(takes.split()),
         named=tuple(named.split()),
-        holds=tuple((row["holds"] or "").split()),
+        holds=tuple(each.removeprefix("!") for each in holds),
         since=version if row["bound"] == ">=" else (),
         until=version if row["bound"] == "<=" else None,
+        patched=tuple(patched),
     )
 
 

@@ -51,6 +51,15 @@ class ExplainSuite:
         assert all(source.startswith("ngram/") for source in found["sources"])
         assert found["steps"][0]["reason"] == "prefill"
 
+    def test_without_an_id_the_newest_answers_are_listed(self, server):
+        answers = [self.completed(server, {"specplug_enabled": enabled}) for enabled in ("true", "false")]
+        run = CliRunner().invoke(app, ["explain", server.url, "--json", "--limit", "100"])
+        assert run.exit_code == 0, run.output
+        listed = {each["request"]: each for each in json.loads(run.stdout)["worst_drafted"]}
+        drafted, plain = (next(each for name, each in listed.items() if answer["id"] in name) for answer in answers)
+        assert plain["tau"] == 1.0 < drafted["tau"]
+        assert plain["tokens"] == answers[1]["usage"]["completion_tokens"] - 1
+
     def test_a_request_that_takes_no_drafts(self, server):
         answer = self.completed(server, {"specplug_enabled": "false"})
         found = explain(server, request=answer["id"])

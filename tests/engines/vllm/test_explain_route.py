@@ -19,7 +19,7 @@ from specplug.operator.access import KEY_VARIABLE, Operators
 from specplug.operator.explainer import Explainer
 from specplug.settings import load_settings
 from specplug.trace import TraceWriter
-from tests.explain.test_explanation import ROW
+from tests.explain.test_explanation import ROW, following
 
 TENANTS = ("acme", "other", "")
 AWAY = ("10.0.0.5", 50000)
@@ -132,9 +132,29 @@ def test_who_comes_by_a_proxy_with_an_operators_rights_is_told_of_its_tenant_alo
     assert shown(client, "chatcmpl-other", X_Tenant="acme") == 400
 
 
+def test_a_list_of_answers_is_of_those_that_the_reader_may_see(trace, serve, by_key):
+    writer = TraceWriter(trace)
+    for tenant in TENANTS:
+        rows = [ROW]
+        for _ in range(8):
+            rows.append(following(rows, [1]))
+        writer.write(*(replace(row, request=f"long-{tenant}", tenant=tenant) for row in rows))
+    writer.close()
+    clients = {"": serve(peer=("127.0.0.1", 1)), "acme": serve(by_key)}
+    for own, client in clients.items():
+        for asked in (None, "other", "acme"):
+            query = {"limit": "2"} | ({} if asked is None else {"tenant": asked})
+            answer = client.get("/specplug/explain", params=query, headers={"Authorization": "Bearer own"})
+            seen = {own or asked} if own or asked else set(TENANTS)
+            listed = answer.json()
+            assert listed["requests"] == len(seen)
+            assert {each["tenant"] for part in ("slowest", "worst_drafted") for each in listed[part]} <= seen
+            assert len(listed["slowest"]) == min(2, len(seen))
+    assert serve(peer=("127.0.0.1", 1)).get("/specplug/explain?limit=many").status_code == 400
+
+
 def test_what_is_missing_is_named(serve, trace):
     client = serve(peer=("127.0.0.1", 1))
-    assert "no request is named" in client.get("/specplug/explain").text
     settings = load_settings({}, env={}).settings
     client.app.state.specplug = SimpleNamespace(explainer=Explainer(settings, None))
     answer = client.get("/specplug/explain?request=x")
