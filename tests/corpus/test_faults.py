@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,20 @@ def test_a_lost_manifest_is_not_taken_for_an_empty_tenant(tmp_path):
         store.add("d", some_documents(1))
     assert segment_files(tmp_path) == [file]
     assert len(View(store.root, None).snapshot.problems) == len(store.verify()) == 1
+
+
+def test_a_manifest_that_names_another_file_is_refused(tmp_path):
+    """Even with a valid checksum, no file outside the folder is opened or deleted."""
+    from specplug.corpus.manifest import commit
+
+    store = new_store(tmp_path)
+    store.add("c", some_documents(0))
+    folder = segment_files(tmp_path)[0].parent
+    manifest = load(folder)
+    for file in ("../x.safetensors", "/etc/passwd", "x", MANIFEST_FILE):
+        commit(folder, manifest, [replace(manifest.segments[0], file=file)])
+        with pytest.raises(CorpusError, match="String should match pattern"):
+            store.list("")
 
 
 def test_torn_segments_are_found_and_the_rest_serves(tmp_path):

@@ -27,7 +27,7 @@ from tests.corpus.tools import TOKENIZER, new_store, some_documents
 
 _HEAD = ("checksum", "format", "version")
 HOSTILE: list[Any] = [
-    None, True, -1, 0, 0.5, math.nan, math.inf, 2**31, 10**400, "x", "../x.safetensors", "9" * 5000, "\ud800",
+    None, True, -1, 0, 0.5, math.nan, math.inf, 2**31, 10**400, "x", "9" * 5000, "\ud800",
     [], {}, [None], [[["c"]]], [{"x": [0]}],
 ]  # fmt: skip
 
