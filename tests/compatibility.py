@@ -34,71 +34,63 @@ NONE = "-"
 
 Cells = Mapping[str, str]
 
+FIELD = "test_fields.py::test_a_field_is_as_its_row_says"
+
+
+def vllm(test: str, on_v2: str = "v2") -> Cells:
+    """Return the cells of a test on both of vLLM's runners, whose name stands for `{v}`."""
+    return {V1: test.replace("{v}", "v1"), V2: test.replace("{v}", on_v2)}
+
+
+def fields(row: str) -> Cells:
+    """Return the cells of a row of the table of request fields, on servers."""
+    return {**vllm(f"{FIELD}[{{v}}-{row}", "v2_async"), S: f"{FIELD}[overlap-{row}"}
+
+
+def suite(test: str, on_sglang: str = "") -> Cells:
+    """Return the cells of a test that servers share."""
+    return {**vllm(f"{test}[{{v}}"), S: f"{test}{on_sglang}"}
+
+
 FEATURES: dict[str, Cells] = {
     "greedy text": {
         T: "test_greedy.py::",
-        V1: "test_greedy.py::test_all_proposers_in_one_batch[v1",
-        V2: "test_greedy.py::test_all_proposers_in_one_batch[v2",
+        **vllm("test_greedy.py::test_all_proposers_in_one_batch[{v}"),
         S: "test_greedy.py::",
     },
     "temperature": {
         T: "test_distribution.py::",
-        V1: "test_sampling.py::test_the_distribution_is_the_targets[v1",
-        V2: "test_sampling.py::test_the_distribution_is_the_targets[v2",
+        **vllm("test_sampling.py::test_the_distribution_is_the_targets[{v}"),
         S: "test_sampling.py::test_drafts_are_verified_by_the_distribution",
     },
     "top-k, top-p": {
         T: "test_fields.py::test_engine[top_p",
-        V1: "test_sampling.py::test_top_k_and_top_p[v1",
-        V2: "test_sampling.py::test_top_k_and_top_p[v2",
+        **vllm("test_sampling.py::test_top_k_and_top_p[{v}"),
         S: "test_sampling.py::test_top_k_and_top_p",
     },
     "min-p": {
         T: "test_fields.py::test_engine[min_p",
-        V1: f"{REFUSED}test_fields.py::test_a_field_is_as_its_row_says[v1-min_p",
-        V2: "test_fields.py::test_a_field_is_as_its_row_says[v2_async-min_p",
+        V1: f"{REFUSED}{FIELD}[v1-min_p",
+        V2: f"{FIELD}[v2_async-min_p",
         S: "test_sampling.py::test_greedy_requests_and_min_p_beside_sampled_ones",
     },
-    "seeds": {
-        T: "test_seeds.py::",
-        V1: "test_fields.py::test_a_field_is_as_its_row_says[v1-seed",
-        V2: "test_fields.py::test_a_field_is_as_its_row_says[v2_async-seed",
-        S: "test_sampling.py::test_a_seed_has_one_text",
-    },
-    "penalties, minimum tokens": {
-        T: "test_fields.py::test_engine",
-        V1: "test_fields.py::test_a_field_is_as_its_row_says[v1-frequency_penalty",
-        V2: "test_fields.py::test_a_field_is_as_its_row_says[v2_async-frequency_penalty",
-        S: "test_fields.py::test_a_field_is_as_its_row_says[overlap-frequency_penalty",
-    },
-    "stop strings": {
-        T: "test_stopping.py::",
-        V1: "test_fields.py::test_a_field_is_as_its_row_says[v1-stop-",
-        V2: "test_fields.py::test_a_field_is_as_its_row_says[v2_async-stop-",
-        S: "test_fields.py::test_a_field_is_as_its_row_says[overlap-stop-",
-    },
-    "log-probabilities": {
-        T: NONE,
-        V1: "test_fields.py::test_a_field_is_as_its_row_says[v1-logprobs-",
-        V2: "test_fields.py::test_a_field_is_as_its_row_says[v2_async-logprobs-",
-        S: "test_fields.py::test_a_field_is_as_its_row_says[overlap-return_logprob",
-    },
+    "seeds": {T: "test_seeds.py::", **fields("seed"), S: "test_sampling.py::test_a_seed_has_one_text"},
+    "penalties, minimum tokens": {T: "test_fields.py::test_engine", **fields("frequency_penalty")},
+    "stop strings": {T: "test_stopping.py::", **fields("stop-")},
+    "log-probabilities": {T: NONE, **fields("logprobs-"), S: f"{FIELD}[overlap-return_logprob"},
     "several answers (n > 1)": {
         T: "test_custom_generate.py::test_samples_follow_manual_seed_and_differ",
-        V1: "test_fields.py::test_a_field_is_as_its_row_says[v1-n-",
-        V2: "test_fields.py::test_a_field_is_as_its_row_says[v2_async-n-",
-        S: "test_fields.py::test_a_field_is_as_its_row_says[overlap-n-",
+        **fields("n-"),
     },
     "structured output": {
         T: "test_grammar.py::",
         V1: "test_grammar.py::TestGrammar::test_as_without_speculation",
-        V2: "test_fields.py::test_a_field_is_as_its_row_says[v2_async-structured_outputs",
+        V2: f"{FIELD}[v2_async-structured_outputs",
         S: "test_grammar.py::TestGrammar::test_as_without_speculation[overlap",
     },
     "lossy acceptance, opt-in": {
         T: "test_lossy.py::",
-        V1: "test_verifier.py::test_each_request_has_its_own_threshold[v1",
-        V2: "test_verifier.py::test_each_request_has_its_own_threshold[v2",
+        **vllm("test_verifier.py::test_each_request_has_its_own_threshold[{v}"),
         S: "test_sampling.py::test_sglangs_own_lossy_acceptance_is_labelled_and_its_departure_counted",
     },
     "tool calls and reasoning": {
@@ -109,44 +101,28 @@ FEATURES: dict[str, Cells] = {
     },
     "LoRA": {
         T: NONE,
-        V1: "test_lora.py::test_adapters_keep_their_texts_and_are_reported_apart[v1",
-        V2: "test_lora.py::test_adapters_keep_their_texts_and_are_reported_apart[v2",
+        **vllm("test_lora.py::test_adapters_keep_their_texts_and_are_reported_apart[{v}"),
         S: f"{REFUSED}test_registration.py::test_lora_is_refused",
     },
     "prompt embeddings": {
         T: NONE,
-        V1: "test_suite.py::TestEmbeddings::test_answers_are_stocks_and_gaps_are_known[v1",
-        V2: "test_suite.py::TestEmbeddings::test_answers_are_stocks_and_gaps_are_known[v2",
+        **vllm("test_suite.py::TestEmbeddings::test_answers_are_stocks_and_gaps_are_known[{v}"),
         S: "test_suite.py::TestEmbeddings::",
     },
-    "prefix caching": {
-        T: NONE,
-        V1: "test_suite.py::TestFeatures::test_prefix_caching[v1",
-        V2: "test_suite.py::TestFeatures::test_prefix_caching[v2",
-        S: "test_suite.py::TestFeatures::test_prefix_caching[overlap",
-    },
+    "prefix caching": {T: NONE, **suite("test_suite.py::TestFeatures::test_prefix_caching", "[overlap")},
     "chunked prefill": {
         T: "test_models.py::test_every_model_gives_its_own_answers",
-        V1: "test_fields.py::test_a_field_is_as_its_row_says[v1-max_tokens-wrong-alone-chunks",
-        V2: "test_fields.py::test_a_field_is_as_its_row_says[v2_async-max_tokens-wrong-alone-chunks",
-        S: "test_fields.py::test_a_field_is_as_its_row_says[overlap-max_new_tokens-wrong-beside-chunks",
+        **fields("max_tokens-wrong-alone-chunks"),
+        S: f"{FIELD}[overlap-max_new_tokens-wrong-beside-chunks",
     },
-    "preemption": {
-        T: NONE,
-        V1: "test_suite.py::TestLifecycle::test_preempted_and_resumed[v1",
-        V2: "test_suite.py::TestLifecycle::test_preempted_and_resumed[v2",
-        S: "test_suite.py::TestLifecycle::test_preempted_and_resumed",
-    },
+    "preemption": {T: NONE, **suite("test_suite.py::TestLifecycle::test_preempted_and_resumed")},
     "aborts": {
         T: "test_lifecycle.py::test_abort_a_running_or_waiting_request",
-        V1: "test_suite.py::TestLifecycle::test_aborted[v1",
-        V2: "test_suite.py::TestLifecycle::test_aborted[v2",
-        S: "test_suite.py::TestLifecycle::test_aborted",
+        **suite("test_suite.py::TestLifecycle::test_aborted"),
     },
     "short convolutions (LFM2)": {
         T: "test_models.py::test_ragged_rows_give_the_logits_of_plain_forwards[convolved lfm2",
-        V1: "test_recurrent.py::TestRecurrent::test_draft_lengths_that_change_at_every_step[lfm2-v1",
-        V2: "test_recurrent.py::TestRecurrent::test_draft_lengths_that_change_at_every_step[lfm2-v2",
+        **vllm("test_recurrent.py::TestRecurrent::test_draft_lengths_that_change_at_every_step[lfm2-{v}"),
         S: "test_recurrent.py::TestRecurrent::test_draft_lengths_that_change_at_every_step",
     },
     "recurrent layers (Mamba-2, gated delta nets)": {
@@ -157,8 +133,7 @@ FEATURES: dict[str, Cells] = {
     },
     "recurrent layers with prefix caching": {
         T: NONE,
-        V1: "test_recurrent.py::TestRecurrent::test_prompts_whose_beginnings_are_cached[falcon_h1-v1",
-        V2: "test_recurrent.py::TestRecurrent::test_prompts_whose_beginnings_are_cached[falcon_h1-v2_async",
+        **vllm("test_recurrent.py::TestRecurrent::test_prompts_whose_beginnings_are_cached[falcon_h1-{v}", "v2_async"),
         S: "test_recurrent.py::TestRecurrent::test_prompts_whose_beginnings_are_cached",
     },
     "tensor parallelism, 2 ranks": {
@@ -169,8 +144,7 @@ FEATURES: dict[str, Cells] = {
     },
     "data parallelism, 2 ranks of a dense model": {
         T: NONE,
-        V1: "test_data_parallel.py::test_both_ranks_draft_and_the_text_is_right[v1",
-        V2: "test_data_parallel.py::test_both_ranks_draft_and_the_text_is_right[v2",
+        **vllm("test_data_parallel.py::test_both_ranks_draft_and_the_text_is_right[{v}"),
         S: "test_ranks.py::test_data_parallel_ranks_draft_for_themselves",
     },
     "data-parallel attention": {
@@ -185,32 +159,24 @@ FEATURES: dict[str, Cells] = {
     },
     "prefill and decode on separate servers": {
         T: NONE,
-        V1: "test_kv_transfer.py::test_prompts_that_another_server_prefilled[v1",
-        V2: "test_kv_transfer.py::test_prompts_that_another_server_prefilled[v2",
+        **vllm("test_kv_transfer.py::test_prompts_that_another_server_prefilled[{v}"),
         S: f"{REFUSED}test_registration.py::test_what_cannot_be_served_ends_the_start[given2",
     },
     "offload of the key-value cache": {
         T: NONE,
-        V1: "test_kv_transfer.py::test_blocks_that_were_offloaded[v1",
-        V2: "test_kv_transfer.py::test_blocks_that_were_offloaded[v2",
+        **vllm("test_kv_transfer.py::test_blocks_that_were_offloaded[{v}"),
         S: "test_hierarchical_cache.py::",
     },
     "images": {
         T: f"{REFUSED}test_custom_generate.py::test_pictures_are_refused",
-        V1: "test_suite.py::TestPictures::test_answers_are_the_models_and_pictures_are_not_drafted[v1",
-        V2: "test_suite.py::TestPictures::test_answers_are_the_models_and_pictures_are_not_drafted[v2",
+        **vllm("test_suite.py::TestPictures::test_answers_are_the_models_and_pictures_are_not_drafted[{v}"),
         S: "test_suite.py::TestPictures::",
     },
 }
 """By feature and engine: the beginning of the ids of the tests that hold it.  An engine left out is untested."""
 
 PROPOSERS: dict[str, Cells] = {
-    "lookup on the host (`ngram`, `retrieval`)": {
-        T: "test_same_drafts.py::",
-        V1: "test_same_drafts.py::",
-        V2: "test_same_drafts.py::",
-        S: "test_same_drafts.py::",
-    },
+    "lookup on the host (`ngram`, `retrieval`)": {**dict.fromkeys(ENGINES, "test_same_drafts.py::")},
     "trees": {T: NONE, V1: NONE, V2: NONE, S: "test_greedy.py::"},
     "on the device": {
         T: "test_greedy.py::",
@@ -220,32 +186,23 @@ PROPOSERS: dict[str, Cells] = {
     },
     "a draft model with its distribution (`crosstok`)": {
         T: "test_crosstok_distribution.py::",
-        V1: "test_crosstok.py::test_sampled[v1",
-        V2: "test_crosstok.py::test_sampled[v2_async",
+        **vllm("test_crosstok.py::test_sampled[{v}", "v2_async"),
         S: "test_crosstok.py::test_sampled",
     },
     "lookup beside a draft model (`hybrid`)": {
         T: "test_hybrid.py::",
-        V1: "test_crosstok.py::test_greedy[v1-with lookup",
-        V2: "test_crosstok.py::test_greedy[v2_async-with lookup",
+        **vllm("test_crosstok.py::test_greedy[{v}-with lookup", "v2_async"),
         S: "test_crosstok.py::test_greedy_with_lookup",
     },
-    "the engine's own drafter": {
-        T: NONE,
-        V1: "test_engine_drafts.py::",
-        V2: "test_engine_drafts.py::",
-        S: "test_engine_drafts.py::",
-    },
+    "the engine's own drafter": {T: NONE, **dict.fromkeys((V1, V2, S), "test_engine_drafts.py::")},
     "lookup after the engine's own drafter (`hybrid`)": {
         T: NONE,
-        V1: "test_extended.py::test_a_draft_models_cache_stays_in_step_and_lookup_goes_on[v1",
-        V2: "test_extended.py::test_a_draft_models_cache_stays_in_step_and_lookup_goes_on[v2",
+        **vllm("test_extended.py::test_a_draft_models_cache_stays_in_step_and_lookup_goes_on[{v}"),
         S: "test_engine_drafts.py::",
     },
     "one that raises, hangs or drafts garbage": {
         T: "test_requests.py::",
-        V1: "test_suite.py::TestContainment::test_every_request_gets_its_text[v1",
-        V2: "test_suite.py::TestContainment::test_every_request_gets_its_text[v2",
+        **vllm("test_suite.py::TestContainment::test_every_request_gets_its_text[{v}"),
         S: "test_suite.py::TestContainment::",
     },
 }

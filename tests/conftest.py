@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +67,15 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             )
         compatibility.RECORDS.mkdir(parents=True, exist_ok=True)
         (compatibility.RECORDS / f"{suite.rpartition('/')[2]}.json").write_text(json.dumps(mine))
+
+
+@pytest.fixture(scope="session")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of this checkout's source distribution, and of the wheel that is made from it."""
+    folder = tmp_path_factory.mktemp("archives")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(compatibility.ROOT)]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": ""})
+    return folder
 
 
 @pytest.fixture

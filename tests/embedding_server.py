@@ -8,12 +8,11 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.local_http import served
+from tests.tools.client.servers import LocalServer
 
 DIMENSIONS = 512
 
@@ -38,41 +37,25 @@ def recording(answer: str = "yes") -> Iterator[Recorded]:
     """Serve; a chat with tools is answered by a call of the first one with the question, any other by `answer`."""
     chats: list[dict[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if self.path == "/v1/embeddings":
-                texts = body["input"] if isinstance(body["input"], list) else [body["input"]]
-                data: list[dict[str, Any]] = [{"object": "embedding", "index": i} for i in range(len(texts))]
-                for one, text in zip(data, texts, strict=True):
-                    found = vector(text)
-                    packed = body.get("encoding_format") == "base64"
-                    one["embedding"] = base64.b64encode(found.tobytes()).decode() if packed else found.tolist()
-                return self.answer({"object": "list", "data": data, "model": body["model"], "usage": {}})
-            chats.append(body)
-            message: dict[str, Any] = {"role": "assistant", "content": answer}
-            question = body["messages"][-1]
-            if body.get("tools") and question["role"] == "user":
-                called = {
-                    "name": body["tools"][0]["function"]["name"],
-                    "arguments": json.dumps({"query": question["content"]}),
-                }
-                message |= {"content": None, "tool_calls": [{"id": "1", "type": "function", "function": called}]}
-            choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            self.answer({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]})
+    def embed(_: object, body: dict[str, Any]) -> dict[str, Any]:
+        texts = body["input"] if isinstance(body["input"], list) else [body["input"]]
+        data = []
+        for index, found in enumerate(map(vector, texts)):
+            is_packed = body.get("encoding_format") == "base64"
+            packed = base64.b64encode(found.tobytes()).decode() if is_packed else found.tolist()
+            data.append({"object": "embedding", "index": index, "embedding": packed})
+        return {"object": "list", "data": data, "model": body["model"], "usage": {}}
 
-        def do_GET(self) -> None:
-            self.send_error(404)
+    def chat(_: object, body: dict[str, Any]) -> dict[str, Any]:
+        chats.append(body)
+        message: dict[str, Any] = {"role": "assistant", "content": answer}
+        question = body["messages"][-1]
+        if body.get("tools") and question["role"] == "user":
+            arguments = json.dumps({"query": question["content"]})
+            called = {"name": body["tools"][0]["function"]["name"], "arguments": arguments}
+            message |= {"content": None, "tool_calls": [{"id": "1", "type": "function", "function": called}]}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
 
-        def answer(self, body: dict[str, Any]) -> None:
-            payload = json.dumps(body).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(payload)))
-            self.end_headers()
-            self.wfile.write(payload)
-
-        def log_message(self, *_: Any) -> None: ...
-
-    with served(Handler) as url:
+    with LocalServer({"/v1/embeddings": embed, "/v1/chat/completions": chat}).running() as url:
         yield Recorded(url, chats)

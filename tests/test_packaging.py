@@ -41,8 +41,9 @@ def build_wheel(project: Path, target: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
+def wheel(archives) -> Path:
+    (found,) = archives.glob("*.whl")
+    return found
 
 
 def pip(environment: Path, *words: str | Path) -> None:

@@ -6,7 +6,6 @@ The frameworks are the real ones; a stand-in records their requests.  `tests.eng
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -55,13 +54,15 @@ def check(chats: list[dict], questions: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("name", "engine"), [("rag_llamaindex.py", "sglang"), ("rag_langchain.py", "vllm")])
-def test_the_program_sends_eight_passages_and_prompts_with_the_best(name, engine, server, tmp_path):
+def test_the_program_sends_eight_passages_and_prompts_with_the_best(
+    name, engine, server, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "trees.md").write_text("\n\n".join(TEXTS))
     values = {"URL": server.url, "EMBEDDINGS_URL": server.url, "FOLDER": str(tmp_path)}
     words = command(name, {**values, "How is a draft cut to its budget?": "Where does cedar number 3 grow?"})
-    done = subprocess.run([*words, "--engine", engine], capture_output=True, text=True, timeout=120, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["yes", "---", f"8 passages found; {rag_client.counted((0, 0, 0))}"]
+    monkeypatch.setattr(sys, "argv", [*words[1:], "--engine", engine])
+    sys.modules[name.removesuffix(".py")].main()
+    assert capsys.readouterr().out.splitlines() == ["yes", "---", f"8 passages found; {rag_client.counted((0, 0, 0))}"]
     (chat,) = server.chats
     assert FIELDS.keys() - {engine} == {other for other, field in FIELDS.items() if field not in chat}
     sent = references(chat, engine)

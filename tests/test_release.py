@@ -26,17 +26,9 @@ spec.loader.exec_module(release)
 TOOLS = release.Tools(sys.executable)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """The archives of this checkout, the wheel made from the source distribution."""
-    target = tmp_path_factory.mktemp("release")
-    TOOLS("build", "--no-isolation", "--outdir", target, ROOT)
-    return target
-
-
 @pytest.fixture(scope="module", params=["wheel", "source"])
-def members(request, folder) -> dict[str, bytes]:
-    return release.members(release.archives(folder)[request.param == "source"])
+def members(request, archives) -> dict[str, bytes]:
+    return release.members(release.archives(archives)[request.param == "source"])
 
 
 def test_the_archives_are_whole(members):
@@ -49,8 +41,8 @@ def test_what_is_too_much_is_named(members):
         assert release.complaints({**members, name: b""}) == [f"{name} is in it"]
 
 
-def test_what_is_lacking_is_named(folder):
-    wheel = release.members(release.archives(folder)[0])
+def test_what_is_lacking_is_named(archives):
+    wheel = release.members(release.archives(archives)[0])
     info = f"specplug-{release.VERSION}.dist-info"
     licence = f"{info}/licenses/LICENSE"
     assert release.complaints({name: wheel[name] for name in wheel.keys() - {licence}}) == [f"no {licence}"]
@@ -59,8 +51,8 @@ def test_what_is_lacking_is_named(folder):
     assert found == ["no entry point specplug = specplug_vllm.entry:register"]
 
 
-def test_pip_plans_nothing_but_specplug_beside_what_is_installed(folder, tmp_path):
-    wheel, _ = release.archives(folder)
+def test_pip_plans_nothing_but_specplug_beside_what_is_installed(archives, tmp_path):
+    wheel, _ = release.archives(archives)
     assert TOOLS.plan(sys.executable, "--no-index", wheel).keys() <= {"specplug"}
     pins = tmp_path / "pins.txt"
     pins.write_text("numpy==1.0\n")
@@ -68,7 +60,7 @@ def test_pip_plans_nothing_but_specplug_beside_what_is_installed(folder, tmp_pat
         TOOLS.plan(sys.executable, "--no-index", "--constraint", pins, wheel)
 
 
-def test_the_bill_lists_what_pip_would_install_and_the_sums_are_of_what_is_published(folder, monkeypatch):
+def test_the_bill_lists_what_pip_would_install_and_the_sums_are_of_what_is_published(archives):
     class Planned(release.Tools):
         def plan(self, python, *arguments):
             return {name: {"version": "1.0"} for name in ("specplug", "torch", "numpy")}
@@ -78,10 +70,10 @@ def test_the_bill_lists_what_pip_would_install_and_the_sums_are_of_what_is_publi
             assert Path(file).read_text() == "numpy==1.0\ntorch==1.0\n"
             arguments[-1].write_text("{}")
 
-    release.bill(Planned(sys.executable), folder)
-    sums = dict(reversed(line.split()) for line in (folder / "SHA256SUMS").read_text().splitlines())
-    names = [path.name for path in release.archives(folder)] + [f"specplug-{release.VERSION}.cdx.json"]
-    assert sums == {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    release.bill(Planned(sys.executable), archives)
+    sums = dict(reversed(line.split()) for line in (archives / "SHA256SUMS").read_text().splitlines())
+    names = [path.name for path in release.archives(archives)] + [f"specplug-{release.VERSION}.cdx.json"]
+    assert sums == {name: hashlib.sha256((archives / name).read_bytes()).hexdigest() for name in names}
 
 
 def test_a_section_of_the_changelog_becomes_the_notes(capsys):

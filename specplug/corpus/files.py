@@ -56,12 +56,9 @@ def os_errors_named(path: Path) -> Iterator[None]:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open or create a regular file; return its handle.
+    """Open or create a regular file; return its handle.  A link, a pipe, a device or a folder raises OSError.
 
     `O_NONBLOCK` is for pipes: opening one would otherwise wait for a process at its other end.
-
-    Raises:
-        OSError: the file cannot be opened, or is a link, a pipe, a device or a folder.
     """
     try:
         handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -128,16 +125,10 @@ def fsync_folder(folder: Path) -> None:
 
 
 def write_file(path: Path, parts: Collection[Bytes], *, newer_than: int = 0, read_only: bool = False) -> int:
-    """Write a file aside, fsync it and rename it to `path`; return its size.  Does not fsync the folder.
+    """Write a file's parts aside, fsync it and rename it to `path`, over an existing one; return its size.
 
-    Args:
-        path: its final path; an existing file is replaced.
-        parts: its bytes, in sequence.
-        newer_than: nanoseconds that its modification time must exceed, so that each version has a different one.
-        read_only: remove write permissions.
-
-    Raises:
-        CorpusError: it could not be written; no part of it is left.
+    Its modification time will exceed `newer_than` nanoseconds, so that each version has a different one.  Does not
+    fsync the folder.  A file that cannot be written raises CorpusError, and no part of it is left.
     """
     aside = path.with_suffix(ASIDE_ENDING)
     with os_errors_named(path):
@@ -172,10 +163,8 @@ def pieces(data: Bytes) -> Iterator[memoryview]:
 def locked(path: Path, seconds: float) -> Iterator[None]:
     """Hold a lock file exclusively, among processes and threads; the system releases it if the holder dies.
 
-    Raises:
-        BusyError: another holder did not release it within `seconds`; the message has the process id that it wrote to
-            the file.
-        CorpusError: the file is not a lock, or the file system has no locks.
+    Another holder that does not release it within `seconds` raises BusyError with the process id that it wrote to the
+    file; a file that is not a lock, or a file system without locks, raises CorpusError.
     """
     with os_errors_named(path):
         check_folder(path.parent)
@@ -201,11 +190,7 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
 
 
 def _open_lock(path: Path) -> int:
-    """Open or create a lock file; return its handle.
-
-    Raises:
-        OSError: it cannot be opened, or has other contents: then it may be a link to another file, and is not touched.
-    """
+    """Open or create a lock file; return its handle.  One with other contents, as of a hard link, is not touched."""
     try:
         handle = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         _set_mode(handle, 0o600 | group_bits(path.parent) & 0o060)
@@ -218,11 +203,7 @@ def _open_lock(path: Path) -> int:
 
 
 def _is_locked(handle: int, path: Path) -> bool:
-    """Lock an open file exclusively; return False if another handle holds it.
-
-    Raises:
-        CorpusError: the file system has no locks, as some NFS, SMB and FUSE mounts.
-    """
+    """Lock an open file exclusively; return False if another handle holds it.  Some network mounts have no locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):

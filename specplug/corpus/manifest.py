@@ -121,8 +121,7 @@ _MANIFEST = TypeAdapter(Manifest)
 def load(folder: Path, tenant: str | None = None) -> Manifest:
     """Read the manifest in a tenant's folder; without `tenant`, whatever name it has.
 
-    Raises:
-        CorpusError: the manifest cannot be read, is torn or missing, or has a different format, version or tenant.
+    One that cannot be read, is torn, missing or foreign, or is of another version or tenant, raises CorpusError.
     """
     path = folder / MANIFEST_FILE
     has_segments = any(folder.glob(f"*{SEGMENT_ENDING}"))  # the manifest is written before the first one
@@ -147,8 +146,7 @@ def load(folder: Path, tenant: str | None = None) -> Manifest:
 def commit(folder: Path, before: Manifest, entries: Iterable[SegmentEntry]) -> Manifest:
     """Replace the manifest `before` by one with these entries; return it.  Call within the tenant's lock.
 
-    Raises:
-        CorpusError: it could not be written; `before` is still in place.
+    If it cannot be written, CorpusError is raised, and `before` is still in place.
     """
     path = folder / MANIFEST_FILE
     old = path.with_suffix(_BEFORE_ENDING)  # a second name, from which to restore it if the folder cannot be fsynced

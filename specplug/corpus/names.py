@@ -26,8 +26,7 @@ _SHOWN = 20
 def check_name(kind: str, name: object, *, max_length: int = MAX_NAME, empty: bool = False) -> str:
     """Return the name of a tenant, corpus or document if it has 1 (or 0 with `empty`) to `max_length` characters.
 
-    Raises:
-        CorpusError: it is not a string, too long or empty, has control characters, or is not valid Unicode.
+    Another one, or one with control characters or that is not valid Unicode, raises CorpusError.
     """
     if not isinstance(name, str):
         raise _refused(kind, f"{type(name).__name__}", "a string")

@@ -50,8 +50,7 @@ def sealed(make: Callable[[Mapping[str, Any]], Any], kind: str, *, align: int = 
 def opened(data: bytes, kind: str, path: Path, *, within: str | None = None) -> dict[str, Any]:
     """Check and return the object that `sealed` wrote; its common fields are under the key `within`, or at the top.
 
-    Raises:
-        CorpusError: it is torn, or has a different format or version.
+    One that is torn, or of another format or version, raises CorpusError.
     """
     try:
         content: dict[str, Any] = json.loads(data)
@@ -77,11 +76,7 @@ def opened(data: bytes, kind: str, path: Path, *, within: str | None = None) -> 
 
 
 def parsed(adapter: TypeAdapter[T], content: Any, path: Path, kind: str) -> T:
-    """Parse a file's content as a type.
-
-    Raises:
-        CorpusError: a value is missing, has the wrong type or is out of range; the message names the first one.
-    """
+    """Parse a file's content as a type; the first value that is missing or wrong is named by a CorpusError."""
     try:
         return adapter.validate_python(content)
     except CorpusError as error:

@@ -93,11 +93,7 @@ def _layout(sizes: Mapping[str, int]) -> dict[str, _Section]:
 
 
 def write_segment(path: Path, sections: Sections, corpora: Sequence[str], tokenizer: Fingerprint) -> int:
-    """Write a segment and fsync it; return the file's size in bytes.
-
-    Raises:
-        CorpusError: it could not be written; no part of it is left.
-    """
+    """Write a segment and fsync it; return the file's size in bytes.  Raises as `write_file`."""
     arrays = {name: np.ascontiguousarray(sections[name], DTYPES[kind]) for name, kind in SECTIONS.items()}
     about = {f"checksum {name}": checksum(array) for name, array in arrays.items()}
     about |= {"tokenizer": tokenizer.digest, "tokenizer_name": tokenizer.name, "corpora": json.dumps(list(corpora))}
@@ -133,10 +129,8 @@ class Segment:
     def __init__(self, path: Path, tokenizer: Fingerprint | None = None, *, readahead: bool = False) -> None:
         """Open a segment; takes a millisecond, and some nanoseconds per document.  Does not read the text.
 
-        With `readahead` the system is asked to read all of it into memory.
-
-        Raises:
-            CorpusError: the file cannot be read, is torn, or has a different format, version or tokenizer.
+        With `readahead` the system is asked to read all of it into memory.  A file that cannot be read, is torn, or is
+        of another format, version or tokenizer, raises CorpusError.
         """
         self.path = path
         self.id = path.name.removesuffix(SEGMENT_ENDING)
@@ -276,11 +270,7 @@ def _readahead(handle: int, size: int) -> None:
 
 
 def check_sections(segment: Segment) -> None:
-    """Compare all checksums.
-
-    Raises:
-        CorpusError: the file has changed since it was written.
-    """
+    """Compare all checksums; raises CorpusError if the file has changed since it was written."""
     for name in SECTIONS:
         if checksum(getattr(segment, name)) != segment.checksums[name]:
             raise CorpusError.build(

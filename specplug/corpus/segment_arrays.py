@@ -22,8 +22,7 @@ _WORK_PER_YIELD = 1 << 16  # tokens, or work that takes as long
 def checked(document: Document, vocab_size: int) -> list[Tokens]:
     """Return a document's texts, its body first, as [n] int32 each; none if its body is empty.
 
-    Raises:
-        CorpusError: its name is invalid, or a text is not a one-dimensional array of token ids below `vocab_size`.
+    A wrong name, or a text that is no line of token ids below `vocab_size`, raises CorpusError.
     """
     check_name("document", document.name, max_length=MAX_DOCUMENT_NAME)
     texts = []
@@ -75,12 +74,9 @@ def documents_of(segment: Segment) -> Iterator[NewDocument]:
 
 
 def remaining(segment: Segment, kept: npt.NDArray[np.bool_]) -> tuple[dict[str, npt.NDArray[np.generic]], list[str]]:
-    """Return the arrays and the corpora of a segment of fewer documents, equal to those that `Builder` builds.
+    """Return the arrays and the corpora of a segment of the documents `kept`, [d] bool, at least one.
 
-    Nothing is sorted: without a document, places and names keep their order.
-
-    Args:
-        kept: [d] bool, true for at least one document.
+    They equal those that `Builder` builds.  Nothing is sorted: without a document, places and names keep their order.
     """
     sizes = np.diff(segment.starts)
     names = np.diff(segment.name_ends, prepend=0)

@@ -52,14 +52,8 @@ def compiled(function: Any) -> Any:
 def sorted_places(text: Tokens, cap: int = KEY_TOKENS) -> npt.NDArray[np.int32]:
     """Return the places of a text that are between two tokens, sorted by key, then by place.
 
-    Uses up to 16 bytes per token temporarily, or 24 if ids are larger than n.  Other threads can run meanwhile.
-
-    Args:
-        text: [n] int32; tokens below 0 are not text.  The first and the last token are such tokens.
-        cap: the maximum number of tokens of a key.
-
-    Returns:
-        [m] int32 with m < n.
+    The text is [n] int32, whose tokens below 0 are not text, as the first and the last one; keys have at most `cap`
+    tokens.  Takes up to 16 bytes per token meanwhile, or 24 if ids are larger than n, and lets other threads run.
     """
     text = np.ascontiguousarray(text, np.int32)
     if text.size < 3:

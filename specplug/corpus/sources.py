@@ -302,11 +302,7 @@ def _token_ids(ids: object, vocab_size: int | None) -> Tokens:
 
 
 def tokenizer_of(store: Store, name: str | None = None) -> Tokenizer:
-    """Return the tokenizer of a store, loaded by `name` or by the name in the store.
-
-    Raises:
-        SpecplugError: it cannot be loaded, or it is not the one that the store was built with.
-    """
+    """Return the tokenizer of a store, loaded by `name` or by the name in the store; raises SpecplugError if wrong."""
     try:
         found = load_tokenizer(store.tokenizer.name if name is None else name)
     except SettingsError as error:

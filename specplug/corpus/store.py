@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from pydantic import TypeAdapter
 
@@ -41,7 +41,6 @@ SEGMENT_TOKENS = 64 << 20
 LOCK_SECONDS = 60.0
 """Seconds to wait for another process that changes the same tenant."""
 
-T = TypeVar("T")
 # Inside the class, `list` is a method.
 Infos: TypeAlias = list[CorpusInfo]
 Problems: TypeAlias = list[Problem]
@@ -176,7 +175,16 @@ class Store:
         """
         if tenant is not None:
             return self._tenant(tenant).infos()
-        return [info for infos in self._of_all(Tenant.infos) for info in infos]
+        problems: Problems = []
+        found: Infos = []
+        for folder in self._folders(problems):
+            try:
+                found += self._in(folder).infos()
+            except SpecplugError as error:
+                problems.append(Problem(str(folder), str(error)))
+        for problem in problems:
+            _log.warning("corpus store: %s", problem.what)
+        return found
 
     def verify(self, progress: Progress | None = None) -> Problems:
         """Read the whole store, and return its problems; `progress` takes the numbers of segments done and in all."""
@@ -218,24 +226,11 @@ class Store:
         except OSError as error:
             problems.append(Problem(str(self.root / TENANTS), error.strerror or str(error)))
 
-    def _of_all(self, ask: Callable[[Tenant], T]) -> Sequence[T]:
-        problems: Problems = []
-        reports = []
-        for folder in self._folders(problems):
-            try:
-                reports.append(ask(self._in(folder)))
-            except SpecplugError as error:
-                problems.append(Problem(str(folder), str(error)))
-        for problem in problems:
-            _log.warning("corpus store: %s", problem.what)
-        return reports
-
 
 def read_store(root: Path, tokenizer: Fingerprint | None) -> Fingerprint:
     """Return the tokenizer of a store, which its store.json names; that file marks a folder as a store.
 
-    Raises:
-        CorpusError: there is no store, it is torn, or it has a different version or tokenizer.
+    No store, a torn one, or one of another version or tokenizer raises CorpusError.
     """
     path = root / STORE_FILE
     try:

@@ -49,10 +49,9 @@ class View:
     """A view whose `snapshot` can be refreshed; it keeps segments open, so that only new ones are opened."""
 
     def __init__(self, root: str | os.PathLike[str], tokenizer: Fingerprint | None) -> None:
-        """Open a store and read its first snapshot.
+        """Open a store and read its first snapshot.  Torn tenants and segments are `problems`.
 
-        Raises:
-            CorpusError: it is not a store, or has a different tokenizer.  Torn tenants and segments are `problems`.
+        What is no store, or one of another tokenizer, raises CorpusError.
         """
         self.root = Path(root)
         self.tokenizer = read_store(self.root, tokenizer)

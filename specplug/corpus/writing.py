@@ -49,11 +49,7 @@ class Change:
         self._count = 0
 
     def added(self, documents: Iterable[NewDocument]) -> list[SegmentEntry]:
-        """Write documents, in order, to as many segments as needed.
-
-        Raises:
-            CorpusError: a document does not fit into any segment, or a file could not be written.
-        """
+        """Write documents, in order, to as many segments as needed; one that fits into none raises CorpusError."""
         entries = []
         builder = Builder()
         limit = self.tenant.segment_tokens
@@ -76,8 +72,7 @@ class Change:
     def without(self, gone: Mapping[SegmentEntry, npt.NDArray[np.bool_]]) -> list[SegmentEntry]:
         """Return the tenant's segments without some documents, [d] bool of each segment; they are written anew.
 
-        Raises:
-            CorpusError: one of these segments is damaged, or could not be written.
+        One of these segments that is damaged raises CorpusError.
         """
         entries = list[SegmentEntry]()
         for entry in self.before.segments:
@@ -123,14 +118,9 @@ class Change:
 
 @contextmanager
 def changing(tenant: Tenant, corpus: str | None = None) -> Iterator[Change]:
-    """Lock a tenant for one change.
+    """Lock a tenant for one change: of a corpus that exists, or without one of the tenant, which is created if need be.
 
-    Args:
-        tenant: the tenant.
-        corpus: the existing corpus that is changed; without it, the tenant is created if it does not exist.
-
-    Raises:
-        CorpusError: the lock took too long to get, or there is no such corpus; then no lock is created.
+    A lock that takes too long to get, or an unknown corpus, raises CorpusError; then no lock is created.
     """
     folder = tenant.folder
     if corpus is not None:

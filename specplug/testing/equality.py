@@ -112,8 +112,7 @@ def judge_greedy(
         allowed_near_ties: most near ties to accept.  Default: one per 100 requests, rounded down, so that fewer than
             100 requests must all be identical.
 
-    Raises:
-        ContractError: the lists differ in length, or `forward` returns less than float32 precision.
+    Lists that differ in length, or logits of less than float32 precision, raise `ContractError`.
     """
     if not len(prompts) == len(expected) == len(actual):
         raise ContractError.build(
@@ -206,10 +205,7 @@ def g_statistic(observed_counts: ArrayLike, expected_probs: ArrayLike) -> GStati
 
     Outcomes of small expectation are pooled, smallest first, until every cell expects at least `MIN_EXPECTED`.  An
     observed outcome of probability 0 gives an infinite value, and p = 0, regardless of the others.  The counts are [K];
-    the probabilities [K] sum to 1.
-
-    Raises:
-        ContractError: the shapes differ, there are no counts, or the probabilities are not a distribution.
+    the probabilities [K] sum to 1.  Other shapes or probabilities, and no counts, raise `ContractError`.
     """
     observed = np.asarray(observed_counts, np.float64)
     probs = np.asarray(expected_probs, np.float64)

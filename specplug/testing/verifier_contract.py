@@ -212,6 +212,5 @@ def _emitted(found: Verification) -> list[list[int]]:
 
 
 def _drafted(step: VerifyStep) -> list[list[int]]:
-    """Return the draft tokens of each row."""
     lengths = step.draft.lengths.tolist()
     return [ids[:length] for ids, length in zip(step.draft.token_ids.tolist(), lengths, strict=True)]

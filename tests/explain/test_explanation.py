@@ -12,7 +12,7 @@ from specplug.errors import TraceError
 from specplug.explain.explanation import BARE, LOST, OWN, explained, rows_of
 from specplug.text.token_texts import decoder, token_texts
 from specplug.text.tokenizers import load_tokenizer
-from specplug.tools.cli.explain_page import page_parts
+from specplug.tools.cli.explain import page_parts
 from specplug.trace import TraceRow, TraceWriter
 
 NUMBERS = decoder(None)

@@ -217,7 +217,6 @@ class TextEngineSide:
         self._form = form
 
     def tokenize(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a prompt."""
         prompt = self._form(text)
         return tuple(self._engine.tokenize(prompt) if isinstance(prompt, str) else prompt)
 
@@ -242,7 +241,6 @@ class TextEngineSide:
         return DraftCounts(snapshot.total.accepted, snapshot.total.rejected, snapshot.lossy.departed)
 
     def describe(self) -> str:
-        """Return model and engine in one line."""
         return self._engine.describe()
 
     def flags(self) -> dict[str, Any]:

@@ -238,7 +238,6 @@ def _judge(
     material: Material,
     control: ControlAnswers,
 ) -> Finding:
-    """Send a check's probes to the control, and judge."""
     finding = check_answers(check.name, answers, "the audited engine")
     if finding is None:
         expected = opened.answers(check.name, check.control_probes(material, answers, control))

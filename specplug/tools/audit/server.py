@@ -27,9 +27,9 @@ from specplug.tools.client.answers import (
     Whole,
     put_together,
 )
+from specplug.tools.client.figures import Samples, read_samples
 from specplug.tools.client.http import Refused, ServerClient, answer_all
 from specplug.tools.client.interrupt import run_interruptible
-from specplug.tools.forecast.scraped import Samples, read_samples
 
 R = TypeVar("R")
 
@@ -204,13 +204,11 @@ class ServerSide:
         self._loop.close()
 
     def tokenize(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a prompt."""
         prompt = {"messages": messages(text)} if self.has_template else {"prompt": text}
         found = self._run(self._client.ask(Tokenized, "POST", "/tokenize", {"model": self._model, **prompt}))
         return tuple(found.tokens)
 
     def answer(self, probes: Sequence[Probe], together: int, done: Callable[[], None]) -> list[Answer]:
-        """Answer probes with `together` requests in flight."""
         return self._run(answer_all(probes, together, self._one, done))
 
     def draft_counts(self) -> DraftCounts | None:
@@ -246,7 +244,6 @@ class ServerSide:
         return self._loop.run(run_interruptible(call))
 
     async def _recognised(self) -> tuple[Dialect, str]:
-        """Return the engine's dialect and version."""
         found = await self._client.ask_if_there(Version, "GET", "/version")
         if found is not None and found.version is not None:
             return Vllm(), found.version
@@ -276,13 +273,13 @@ class ServerSide:
 
 
 @contextmanager
-def connect(url: str, *, mode: Mode | None = None, raw: bool = False, **given: Any) -> Iterator[ServerSide]:
-    """Connect to a server, with further arguments of `ServerClient`.
+def connect(client: ServerClient, *, mode: Mode | None = None, raw: bool = False) -> Iterator[ServerSide]:
+    """Connect to a server.
 
-    If a mode is given, speculation is switched to it meanwhile.  That needs specplug's operator routes on the server,
-    and affects its other clients, too.
+    With a mode, speculation is switched to it meanwhile.  That needs specplug's operator routes on the server, and
+    affects its other clients, too.
     """
-    side = ServerSide(ServerClient(url, **given), raw=raw)
+    side = ServerSide(client, raw=raw)
     before = None if mode is None else side.set_mode(mode)
     try:
         yield side

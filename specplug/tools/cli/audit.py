@@ -12,24 +12,10 @@ import typer
 from rich.text import Text
 
 from specplug.errors import SettingsError
-from specplug.tools.cli.groups import with_groups
 from specplug.tools.cli.html_report import HtmlFile, write_report
 from specplug.tools.cli.launch import flags, nested_options, prompt_form, server_form, start_engine
-from specplug.tools.cli.options import (
-    ApiKey,
-    Drafting,
-    DraftLength,
-    DraftModel,
-    EmbeddedOnly,
-    OperatorKey,
-    Place,
-    PluginOptions,
-    Proposer,
-    Raw,
-    Timeout,
-)
+from specplug.tools.cli.options import Drafting, Place, PluginOptions, Raw, Server, option, with_groups
 from specplug.tools.cli.output import AsJson, print_note, progress, show, table
-from specplug.tools.client.http import PATIENCE
 
 if TYPE_CHECKING:
     from specplug.tools.audit.probe import Side
@@ -52,18 +38,15 @@ def _number_or_name(text: str) -> float | str:
 class Material:
     """Options of the requests that both servers get."""
 
-    prompts: Annotated[
-        list[Path] | None,
-        typer.Option(help="File or folder of .jsonl with prompts; by default tasks made from Python files."),
-    ] = None
-    checks: Annotated[
-        list[str] | None, typer.Option("--check", help="Run this check only, and fail if it cannot run; repeat.")
-    ] = None
-    limit: Annotated[int, typer.Option(min=1, help="Most prompts.")] = 24
-    samples: Annotated[int, typer.Option(min=1, help="Samples for each of 4 prompts and 2 kinds of sampling.")] = 200
-    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per answer.")] = 64
+    prompts: list[Path] | None = option(
+        None, "File or folder of .jsonl with prompts; by default tasks made from Python files."
+    )
+    checks: list[str] | None = option(None, "Run this check only, and fail if it cannot run; repeat.", "--check")
+    limit: int = option(24, "Most prompts.", min=1)
+    samples: int = option(200, "Samples for each of 4 prompts and 2 kinds of sampling.", min=1)
+    max_tokens: int = option(64, "Most tokens per answer.", min=2)
     raw: Raw = False
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 8
+    concurrency: int = option(8, "Requests in flight.", min=1)
 
     def texts(self) -> list[str]:
         """Return the texts of the prompts."""
@@ -79,50 +62,24 @@ class Material:
 
 
 @dataclass(frozen=True)
-class Audited:
+class Audited(Drafting):
     """What drafts and verifies in an audited engine."""
 
-    engine: EmbeddedOnly = None
-    draft: DraftModel = None
-    proposer: Proposer = None
-    policy: Annotated[
-        str | None,
-        typer.Option(help=f"The policy that chooses draft lengths; by default {POLICY}, which always drafts."),
-    ] = None
-    verifier: Annotated[
-        str | None, typer.Option(help="The verifier that requests name; see `specplug list`. A lossy one fails.")
-    ] = None
-    acceptance_threshold: Annotated[
-        Any | None,
-        typer.Option(
-            parser=_number_or_name, metavar="NUMBER|NAME", help="Threshold of a lossy verifier, which must be named."
-        ),
-    ] = None
-    draft_length: DraftLength = None
+    policy: str = option(POLICY, "The policy that chooses draft lengths; fixed always drafts.")
+    verifier: str | None = option(None, "The verifier that requests name; see `specplug list`. A lossy one fails.")
+    acceptance_threshold: Any | None = option(
+        None, "Threshold of a lossy verifier, which must be named.", parser=_number_or_name, metavar="NUMBER|NAME"
+    )
     options: PluginOptions = None
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self, **more: Any) -> dict[str, Any]:
         """Return the settings of the audited engine."""
-        drafting = Drafting(None, self.draft, self.proposer, self.policy or POLICY, self.draft_length)
-        own = drafting.settings(verifier=self.verifier)
+        own = super().settings(verifier=self.verifier, **more)
         return {**own, "options": {**own.get("options", {}), **nested_options(self.options or ())}}
 
     def fields(self) -> dict[str, Any]:
         """Return specplug's fields of each request."""
         return flags(verifier=self.verifier, acceptance_threshold=self.acceptance_threshold)
-
-
-@dataclass(frozen=True)
-class Reached:
-    """How servers are reached."""
-
-    api_key: ApiKey = None
-    timeout: Timeout = PATIENCE
-    operator_key: OperatorKey = None
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of `ServerClient`."""
-        return {"api_key": self.api_key, "operator_key": self.operator_key, "patience": self.timeout}
 
 
 @with_groups
@@ -141,7 +98,7 @@ def audit(
     material: Material,
     drafting: Audited,
     place: Place,
-    reached: Reached,
+    reached: Server,
     html: HtmlFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -188,7 +145,6 @@ def audit(
 
 
 def _publish(report: Report, html: Path | None, *, as_json: bool) -> None:
-    """Print the report, and write it as a page if a file is named."""
     *parts, verdict = _shown(report)
     show(report.as_dict(), *parts, verdict, as_json=as_json)
     if html is not None:
@@ -198,11 +154,10 @@ def _publish(report: Report, html: Path | None, *, as_json: bool) -> None:
 
 
 def _sides(
-    audited: str, control: str | None, material: Material, drafting: Audited, place: Place, reached: Reached
+    audited: str, control: str | None, material: Material, drafting: Audited, place: Place, reached: Server
 ) -> tuple[Open, Open]:
-    """Return what opens the audited engine, and its control."""
     if _is_url(audited):
-        return _servers(audited, control, raw=material.raw, **reached.arguments())
+        return _servers(audited, control, reached, raw=material.raw)
     if control is None:
         own = {**place.arguments(), "max_num_seqs": material.concurrency}
         return _engines(audited, drafting.settings(), raw=material.raw, **own)
@@ -211,7 +166,7 @@ def _sides(
     raise SettingsError.build("a control is a server", who="specplug audit", found=found, expected=expected)
 
 
-def _servers(audited: str, control: str | None, **given: Any) -> tuple[Open, Open]:
+def _servers(audited: str, control: str | None, reached: Server, *, raw: bool) -> tuple[Open, Open]:
     from specplug.tools.audit.server import connect
 
     if control is not None and not _is_url(control):
@@ -221,13 +176,13 @@ def _servers(audited: str, control: str | None, **given: Any) -> tuple[Open, Ope
 
     @contextmanager
     def noted(**mode: Any) -> Iterator[Side]:
-        with connect(audited, **mode, **given) as side:
-            print_note(server_form(side.has_template, raw=given["raw"]))
+        with connect(reached.client(audited), raw=raw, **mode) as side:
+            print_note(server_form(side.has_template, raw=raw))
             yield side
 
     if control is None:
-        return lambda: noted(mode="on"), lambda: connect(audited, mode="off", **given)
-    return noted, lambda: connect(control, **given)
+        return lambda: noted(mode="on"), lambda: connect(reached.client(audited), raw=raw, mode="off")
+    return noted, lambda: connect(reached.client(control), raw=raw)
 
 
 def _engines(model: str, overrides: dict[str, Any], *, raw: bool, **place: Any) -> tuple[Open, Open]:
@@ -273,7 +228,6 @@ def _shown(report: Report) -> Iterator[Any]:
 
 
 def _plot(report: Report, figure: Any) -> None:
-    """Plot the draft tokens that each check saw accepted and rejected."""
     rows = [(each.check, each.drafts) for each in reversed(report.findings) if each.drafts is not None]
     figure.set_size_inches(9, 0.8 + 0.35 * len(rows))
     axes = figure.subplots()

@@ -12,10 +12,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from specplug.tools.cli.groups import with_groups
 from specplug.tools.cli.html_report import HtmlFile, Plot, write_report
 from specplug.tools.cli.launch import parse_numbers, server_form
-from specplug.tools.cli.options import Raw, Server
+from specplug.tools.cli.options import Raw, Server, with_groups
 from specplug.tools.cli.output import AsJson, print_error, print_note, progress, remark_text, show, table
 from specplug.tools.cli.replay import SHIPPED
 from specplug.tools.client.http import ServerClient

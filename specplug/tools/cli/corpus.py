@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specplug.tools.cli.groups import with_groups
+from specplug.tools.cli.options import option, with_groups
 from specplug.tools.cli.output import AsJson, show, table
 
 corpus = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
@@ -39,23 +39,16 @@ Sources = Annotated[
 class Intake:
     """How sources are read, and whose corpora they become."""
 
-    name: Annotated[
-        str | None, typer.Option(help="The corpus's name; by default each SOURCE is one, named by its stem.")
-    ] = None
+    name: str | None = option(None, "The corpus's name; by default each SOURCE is one, named by its stem.")
     tenant: Tenant = ""
-    globs: Annotated[
-        list[str] | None,
-        typer.Option("--glob", metavar="PATTERN", help="Only files in folders that match, as '*.md'; repeat."),
-    ] = None
-    text_field: Annotated[str, typer.Option(help="The key of the text in JSON lines.")] = "text"
-    name_field: Annotated[str | None, typer.Option(help="The key of its name; by default name, or else id.")] = None
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Count and skip what cannot be read, such as files that are no text.")
-    ] = False
+    globs: list[str] | None = option(
+        None, "Only files in folders that match, as '*.md'; repeat.", "--glob", metavar="PATTERN"
+    )
+    text_field: str = option("text", "The key of the text in JSON lines.")
+    name_field: str | None = option(None, "The key of its name; by default name, or else id.")
+    skip_bad: bool = option(False, "Count and skip what cannot be read, such as files that are no text.", "--skip-bad")
 
-    def take(
-        self, store: Path, sources: list[str], tokenizer: str | None, *, as_json: bool, create: bool, **how: Any
-    ) -> None:
+    def take(self, store: Path, sources: list[str], tokenizer: str | None, *, as_json: bool, **how: Any) -> None:
         """Add to a store, or bring it up to date; see `take_in`."""
         from specplug.corpus.sources import Reading
         from specplug.tools.cli.corpus_intake import shown_intake, take_in
@@ -66,8 +59,7 @@ class Intake:
             name_field=self.name_field,
             skip_bad=self.skip_bad,
         )
-        own = {"tenant": self.tenant, "create": create, "quiet": as_json, **how}
-        found = take_in(store, tokenizer, sources, self.name, reading, **own)
+        found = take_in(store, tokenizer, sources, self.name, reading, tenant=self.tenant, quiet=as_json, **how)
         show(found, *shown_intake(found, sync=how.get("sync", False)), as_json=as_json)
 
 

@@ -96,7 +96,6 @@ class Inspection(NamedTuple):
         return tokenizer_of(Store(self.root), self.tokenizer)
 
     def _segments(self, view: View) -> Iterator[Owned]:
-        """Yield the segments to inspect, each with its tenant."""
         for tenant, segments in view.snapshot.tenants.items():
             if self.tenant in (None, tenant):
                 yield from ((tenant, it) for it in segments if self.corpus is None or self.corpus in it.corpora)

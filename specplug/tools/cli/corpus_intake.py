@@ -104,7 +104,6 @@ def shown_intake(found: dict[str, Any], *, sync: bool) -> Iterator[Table | str]:
 
 
 def _corpora(sources: Sequence[str], name: str | None) -> dict[str, list[str]]:
-    """Return the sources of each corpus."""
     for source in sources:
         if source != STDIN and not Path(source).exists():
             raise CorpusError.build("no such source", found=repr(source), expected="a file, a folder, or '-'")
@@ -121,7 +120,6 @@ def _corpora(sources: Sequence[str], name: str | None) -> dict[str, list[str]]:
 
 
 def _read(sources: Sequence[str], how: Reading, skipped: Skipped) -> Iterator[Content]:
-    """Yield the documents of one corpus."""
     ids = Ids()
     return chain.from_iterable(read(source, how, skipped, ids) for source in sources)
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from specplug.tools.cli.groups import with_groups
 from specplug.tools.cli.launch import TEMPLATE, prompt_form, start_engine
-from specplug.tools.cli.options import Drafting, Place, Raw
+from specplug.tools.cli.options import Drafting, Place, Raw, with_groups
 from specplug.tools.cli.output import AsJson, console, print_note, progress_counter, remark_text, show, table
 from specplug.tools.demo.tasks import KINDS, Task, chat_tasks, make_tasks
 
@@ -96,7 +95,6 @@ def demo(
 
 
 def _verdict(whole: TaskComparison) -> Text:
-    """Return whether the outputs of all tasks are identical."""
     differing = whole.tasks - whole.identical
     if not differing:
         return Text(f"Outputs are identical in all {whole.tasks} tasks.", style="green")

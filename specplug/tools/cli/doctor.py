@@ -19,9 +19,8 @@ from specplug.plugins.registry import PluginEntry, Registry, default_registry
 from specplug.plugins.specs import CheckResult, CheckSpec
 from specplug.settings import ResolvedSettings, Settings, load_settings
 from specplug.settings.sources import DEFAULT_ORIGIN, after_engine
-from specplug.tools.cli.groups import with_groups
 from specplug.tools.cli.launch import read_text
-from specplug.tools.cli.options import Raw
+from specplug.tools.cli.options import Raw, option, with_groups
 from specplug.tools.cli.output import AsJson, console, printable_text, remark_text, show, table
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -47,17 +46,13 @@ class CheckReport(NamedTuple):
 class Pair:
     """The pairing of two models, and a quick run of both."""
 
-    target: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="With --draft, check the pairing of two models, nothing else.")
-    ] = None
-    draft: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="The draft model: a folder, a model id, or a shipped one.")
-    ] = None
-    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A prompt for a quick run; repeat.")] = None
-    prompts: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts for it, one per line.")] = None
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per answer of the run.")] = 64
+    target: str | None = option(None, "With --draft, check the pairing of two models, nothing else.", metavar="MODEL")
+    draft: str | None = option(None, "The draft model: a folder, a model id, or a shipped one.", metavar="MODEL")
+    prompt: list[str] | None = option(None, "A prompt for a quick run; repeat.", metavar="TEXT")
+    prompts: Path | None = option(None, "Prompts for it, one per line.", metavar="FILE")
+    max_tokens: int = option(64, "Most tokens per answer of the run.", min=1)
     raw: Raw = False
-    gamma: Annotated[int, typer.Option(min=1, max=64, help="Draft tokens per step of the run.")] = 8
+    gamma: int = option(8, "Draft tokens per step of the run.", min=1, max=64)
 
     @property
     def is_named(self) -> bool:
@@ -169,7 +164,6 @@ def _settings(values: Sequence[Mapping[str, Any]] | None, everything: bool) -> I
 
 
 def _lines(file: Path) -> list[str]:
-    """Return the lines of a file that are not blank."""
     found = [line for line in read_text(file, f"--prompts {file}").splitlines() if line.strip()]
     if not found:
         raise SettingsError.build("no prompts", who=f"--prompts {file}", expected="one prompt per line")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from html import escape
 from itertools import cycle
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -16,12 +17,11 @@ from rich.text import Text
 
 from specplug.explain.explanation import BARE, LOST, OWN, Explanation, explained, rows_of
 from specplug.explain.requests import MAX_LISTED, Requests, requests_of
+from specplug.explain.steps import Step
 from specplug.text.token_texts import decoder
 from specplug.text.tokenizers import load_tokenizer
-from specplug.tools.cli.explain_page import page_parts
-from specplug.tools.cli.groups import with_groups
-from specplug.tools.cli.html_report import write_report
-from specplug.tools.cli.options import Server
+from specplug.tools.cli.html_report import Html, write_report
+from specplug.tools.cli.options import Server, with_groups
 from specplug.tools.cli.output import AsJson, print_note, printable_text, show, table
 from specplug.tools.client.http import ServerClient
 from specplug.tools.client.interrupt import run_interruptible
@@ -29,6 +29,7 @@ from specplug.tools.client.interrupt import run_interruptible
 M = TypeVar("M", bound=BaseModel)
 
 _COLOURS = ("green", "cyan", "magenta", "yellow", "bright_blue", "bright_green")
+_TINTS = ("#2a9d5c", "#2979c9", "#a04bb5", "#c98a00", "#00929b", "#c2487e")
 
 
 @with_groups
@@ -113,3 +114,38 @@ def _parts(found: Explanation) -> Iterator[Table | Text | str]:
     yield ""
     yield table(found.title, ("given by", "how much"), rows)
     yield from (f"- {sentence}" for sentence in found.verdict)
+
+
+def page_parts(explanation: Explanation) -> Iterator[Html]:
+    """Yield the answer, coloured by what drafted it, its legend and its steps; whatever is shown is escaped."""
+    tints = zip(explanation.sources, cycle(_TINTS), strict=False)
+    styles = {source: f"background:{colour}55" for source, colour in tints}
+    styles |= {OWN: "", BARE: "opacity:.6", LOST: "color:#d33;font-size:80%"}
+    spans = (
+        f'<span style="{styles[kind]}" title="{escape(about)}">{escape(text)}</span>'
+        for text, kind, about in explanation.spans()
+    )
+    yield Html(f'<pre class="text">{"".join(spans)}</pre>')
+    legend = (
+        f'<tr><td><span style="{styles[kind]}">{escape(kind)}</span></td><td>{escape(of)}</td></tr>'
+        for kind, of in explanation.legend()
+    )
+    yield Html(f"<table>{''.join(legend)}</table>")
+    yield Html(_bars(explanation.steps))
+
+
+def _bars(steps: list[Step]) -> str:
+    """Return a bar for each step, as high as it was long."""
+    seconds = [step.seconds or 0.0 for step in steps]
+    longest = max(seconds) or 1.0
+    bars = []
+    for place, (step, took) in enumerate(zip(steps, seconds, strict=True)):
+        about = f"step {step.step}: {1000 * took:.1f} ms, {step.batch} in the batch, {step.reason}"
+        top = 60 - 60 * took / longest
+        colour = _TINTS[0] if step.accepted else "#888"
+        bar = f'<rect x="{place}" y="{top:.1f}" width=".8" height="60" fill="{colour}">'
+        bars.append(f"{bar}<title>{escape(about)}</title></rect>")
+    return (
+        f"<p>The time of each step, up to {1000 * max(seconds):.0f} ms; green where draft tokens were kept:</p>"
+        f'<svg class="bars" viewBox="0 0 {len(steps)} 60" preserveAspectRatio="none">{"".join(bars)}</svg>'
+    )

@@ -13,9 +13,8 @@ import typer
 
 from specplug.errors import RequestError
 from specplug.plugins.embedded import TextEngine, TextRequest
-from specplug.tools.cli.groups import with_groups
 from specplug.tools.cli.launch import TEMPLATE, prompt_form, read_text, start_engine
-from specplug.tools.cli.options import Drafting, Place, Raw
+from specplug.tools.cli.options import Drafting, Place, Raw, option, with_groups
 from specplug.tools.cli.output import AsJson, faults_of, print_note, show
 from specplug.tools.demo.compare import loop_mask
 
@@ -27,15 +26,13 @@ class Prompts:
     """The prompts, and what goes with them."""
 
     prompt: Annotated[str | None, typer.Argument(help="The prompt; '-' reads standard input.")] = None
-    files: Annotated[
-        list[Path] | None,
-        typer.Option("--file", "-f", exists=True, dir_okay=False, help="A prompt from a file; repeat."),
-    ] = None
-    references: Annotated[
-        list[Path] | None,
-        typer.Option("--reference", "-r", exists=True, dir_okay=False, help="Text the answer may copy from; repeat."),
-    ] = None
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system prompt for the chat template.")] = None
+    files: list[Path] | None = option(
+        None, "A prompt from a file; repeat.", "--file", "-f", exists=True, dir_okay=False
+    )
+    references: list[Path] | None = option(
+        None, "Text the answer may copy from; repeat.", "--reference", "-r", exists=True, dir_okay=False
+    )
+    system: str | None = option(None, "A system prompt for the chat template.", metavar="TEXT")
     raw: Raw = False
 
     def texts(self) -> list[str]:
@@ -59,12 +56,12 @@ class Prompts:
 class Sampling:
     """How each answer is made."""
 
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per answer.")] = 256
-    temperature: Annotated[float, typer.Option("--temperature", "-t", min=0.0, help="0 is greedy.")] = 0.0
-    top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0
-    top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0
-    seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible.")] = None
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeat.")] = None
+    max_tokens: int = option(256, "Most tokens per answer.", min=1)
+    temperature: float = option(0.0, "0 is greedy.", "--temperature", "-t", min=0.0)
+    top_k: int = option(0, "0 is off.", min=0)
+    top_p: float = option(1.0, "1 is off.")
+    seed: int | None = option(None, "Makes sampling reproducible.")
+    stop: list[str] | None = option(None, "Text that ends the answer; repeat.")
 
 
 @with_groups

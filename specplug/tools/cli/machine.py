@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import re
 from collections.abc import Iterator
+from math import ceil
+from pathlib import Path, PurePosixPath
 
 from specplug.errors import PluginError, SettingsError, SpecplugError
 from specplug.plugins.registry import KINDS, Registry, default_registry
 from specplug.plugins.specs import HYBRID, CheckResult, CheckSpec, PluginSpec, PolicySpec, ProposerSpec, resolve
 from specplug.settings import Settings
-from specplug.tools.cli.cpu_cores import usable_cores
 from specplug.types.caps import EngineCaps, ProposerCaps
+
+_MOUNT = Path("/sys/fs/cgroup")
+_GROUPS = Path("/proc/self/cgroup")
 
 TESTED = {"torch": "2.13"}
 """The newest versions, of what has no check of its own, that the tests run."""
@@ -96,7 +101,6 @@ def _own_libraries() -> Iterator[CheckResult]:
 
 
 def _devices() -> Iterator[CheckResult]:
-    """Report accelerators and cores."""
     try:
         import torch
     except Exception as error:
@@ -108,3 +112,44 @@ def _devices() -> Iterator[CheckResult]:
     threads = torch.get_num_threads()
     status, remedy = ("warn", f"Set OMP_NUM_THREADS={cores}") if threads > cores else ("ok", "")
     yield CheckResult(status, f"{cores} cores, {threads} torch threads", remedy)
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may keep busy, by its affinity and by quotas, of control groups 1 or 2."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cores, *map(ceil, _quotas())]))
+
+
+def _quotas() -> Iterator[float]:
+    """Yield the cores that the quotas of this process's control groups allow."""
+    try:
+        groups = _GROUPS.read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for group in groups:
+        _, controllers, path = group.split(":", 2)
+        if not controllers:
+            for folder in _folders(_MOUNT, path):
+                yield from _quota(_words(folder / "cpu.max"))
+        elif "cpu" in controllers.split(","):
+            for folder in _folders(_MOUNT / "cpu", path):
+                yield from _quota([*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")])
+
+
+def _folders(mount: Path, path: str) -> Iterator[Path]:
+    """Yield a group's folder and those above it, whose quotas hold as well; a container sees its own as the mount."""
+    below = PurePosixPath(path.lstrip("/"))
+    return (mount / each for each in (below, *below.parents) if ".." not in each.parts)
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:  # the root group has no quota, and an outer group may be out of sight
+        return []
+
+
+def _quota(words: list[str]) -> Iterator[float]:
+    """Yield the cores that a quota and its period, in microseconds, allow; nothing for none, "max" or -1."""
+    if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
+        yield int(words[0]) / int(words[1])

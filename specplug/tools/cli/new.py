@@ -57,7 +57,6 @@ def new(
 
 
 def _files(kind: str, name: str) -> dict[str, str]:
-    """Return the texts of a package's files by their paths in it."""
     found = [(folder, file) for folder in (TEMPLATES / "common", TEMPLATES / kind) for file in folder.rglob("*")]
     texts = {
         _filled(file.relative_to(folder).as_posix(), name): _filled(file.read_text("utf-8"), name)
@@ -68,7 +67,6 @@ def _files(kind: str, name: str) -> dict[str, str]:
 
 
 def _check_name(kind: str, name: str) -> None:
-    """Refuse a name that is malformed or taken."""
     who = f"specplug new {kind} {name}"
     if kind not in MADE:
         raise SettingsError.build(f"{kind!r} is not made", who=who, remedy=suggest(kind, MADE))

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-import typer
+from typing import Any, NamedTuple
 
 from specplug.errors import EngineError, SettingsError, suggest
-from specplug.tools.cli.groups import with_groups
 from specplug.tools.cli.launch import find_model, parse_numbers
-from specplug.tools.cli.options import OperatorKey
+from specplug.tools.cli.options import OperatorKey, option, with_groups
 from specplug.tools.cli.output import AsJson, remark_text, show
 from specplug.tools.cli.plan_tables import comparison_table, description_of, experts_touched, memory_line, tables
 from specplug.tools.forecast.acceptance import DraftAcceptance, by_position, read_rates, read_replay
@@ -30,20 +27,15 @@ NOTE = (
 class Source:
     """Where acceptance is from: one of the first four."""
 
-    acceptance: Annotated[
-        float | None, typer.Option(metavar="ALPHA", min=0, max=1, help="Probability that a draft token is accepted.")
-    ] = None
-    positions: Annotated[
-        str | None,
-        typer.Option(
-            "--acceptance-by-position", metavar="A1,A2,...", help="The same for each position, from the first."
-        ),
-    ] = None
-    replay: Annotated[Path | None, typer.Option(help="Acceptance from a file of `specplug replay --json`.")] = None
-    metrics: Annotated[str | None, typer.Option(metavar="URL", help="Acceptance from a vLLM or SGLang server.")] = None
-    interval: Annotated[
-        float | None, typer.Option(min=0.1, help="Seconds between two scrapes; by default one scrape, the totals.")
-    ] = None
+    acceptance: float | None = option(
+        None, "Probability that a draft token is accepted.", metavar="ALPHA", min=0, max=1
+    )
+    positions: str | None = option(
+        None, "The same for each position, from the first.", "--acceptance-by-position", metavar="A1,A2,..."
+    )
+    replay: Path | None = option(None, "Acceptance from a file of `specplug replay --json`.")
+    metrics: str | None = option(None, "Acceptance from a vLLM or SGLang server.", metavar="URL")
+    interval: float | None = option(None, "Seconds between two scrapes; by default one scrape, the totals.", min=0.1)
 
     def read(self, gamma: int) -> list[DraftAcceptance]:
         """Return the acceptance from the one option that is named; that of both drafters comes after each alone."""
@@ -77,18 +69,12 @@ class Source:
 class Drafts:
     """The batches and drafts to plan, and what drafting costs."""
 
-    batch: Annotated[str, typer.Option(help="Requests that decode together, separated by commas.")] = BATCHES
-    gamma: Annotated[int, typer.Option(min=1, max=128, help="Longest draft to consider.")] = 15
-    padded: Annotated[
-        bool, typer.Option("--padded", help="Rows are padded to the draft length, as on vLLM's V2 runner and SGLang.")
-    ] = False
-    draft_cost: Annotated[
-        float | None, typer.Option(min=0, help="Cost of drafting one token, in steps without drafts; 0 for lookup.")
-    ] = None
-    draft_model: Annotated[Path | None, typer.Option(help="A draft model's config.json: memory and cost.")] = None
-    overhead: Annotated[
-        float | None, typer.Option(min=0, help="Drafting's fixed cost per step, in plain steps: 0.02; 0 if measured.")
-    ] = None
+    batch: str = option(BATCHES, "Requests that decode together, separated by commas.")
+    gamma: int = option(15, "Longest draft to consider.", min=1, max=128)
+    padded: bool = option(False, "Rows are padded to the draft length, as on vLLM's V2 runner and SGLang.", "--padded")
+    draft_cost: float | None = option(None, "Cost of drafting one token, in steps without drafts; 0 for lookup.", min=0)
+    draft_model: Path | None = option(None, "A draft model's config.json: memory and cost.")
+    overhead: float | None = option(None, "Drafting's fixed cost per step, in plain steps: 0.02; 0 if measured.", min=0)
 
     def model(self, target: Target, roofline: RooflineCost | None) -> RooflineCost | None:
         """Return the roofline of the draft model, on the target's GPUs; None without one."""
@@ -112,26 +98,22 @@ class Drafts:
 class Measured:
     """The cost of a step, if no roofline tells it."""
 
-    costs: Annotated[
-        str | None, typer.Option(metavar="URL|FILE", help="Steps that a server timed at start; by default --metrics'.")
-    ] = None
-    saturation: Annotated[
-        float | None, typer.Option(min=1, help="Tokens up to which a step costs the same; 256 without a target.")
-    ] = None
+    costs: str | None = option(None, "Steps that a server timed at start; by default --metrics'.", metavar="URL|FILE")
+    saturation: float | None = option(None, "Tokens up to which a step costs the same; 256 without a target.", min=1)
 
 
 @dataclass(frozen=True)
 class Target:
     """The model on its GPUs."""
 
-    target: Annotated[Path | None, typer.Option(help="The model's folder or config.json, for a roofline.")] = None
-    gpu: Annotated[str | None, typer.Option(help="a100, b200, h100, h200, l4, l40s or mi300x; or both below.")] = None
-    bandwidth: Annotated[float | None, typer.Option(min=0.001, help="Memory bandwidth of one GPU in TB/s.")] = None
-    flops: Annotated[float | None, typer.Option(min=0.001, help="Dense arithmetic of one GPU in TFLOPS.")] = None
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1
-    context: Annotated[int, typer.Option(min=0, help="Tokens of context per request.")] = 1024
-    weight_bits: Annotated[float | None, typer.Option(min=1, help="Bits per weight; by default config.json's.")] = None
-    kv_bits: Annotated[float, typer.Option(min=1, help="Bits per element of the KV cache.")] = 16
+    target: Path | None = option(None, "The model's folder or config.json, for a roofline.")
+    gpu: str | None = option(None, "a100, b200, h100, h200, l4, l40s or mi300x; or both below.")
+    bandwidth: float | None = option(None, "Memory bandwidth of one GPU in TB/s.", min=0.001)
+    flops: float | None = option(None, "Dense arithmetic of one GPU in TFLOPS.", min=0.001)
+    tensor_parallel: int = option(1, "GPUs that share the model.", min=1)
+    context: int = option(1024, "Tokens of context per request.", min=0)
+    weight_bits: float | None = option(None, "Bits per weight; by default config.json's.", min=1)
+    kv_bits: float = option(16, "Bits per element of the KV cache.", min=1)
 
     def common_arguments(self) -> dict[str, Any]:
         """Return what the target and a draft model share."""
@@ -151,7 +133,6 @@ class Target:
         return RooflineCost(shape, self._gpu(), weight_bits=_bits(shape, self.weight_bits), **self.common_arguments())
 
     def _gpu(self) -> Gpu:
-        """Return the GPU of that name, with the rates that are named, in tera per second, in place of its own."""
         name = None if self.gpu is None else self.gpu.lower()
         if name is not None and name not in GPUS:
             remedy = f"{suggest(name, GPUS)}. For others give --bandwidth and --flops"

@@ -17,9 +17,8 @@ from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER, HYBRID
 from specplug.settings import ResolvedSettings, Settings
 from specplug.settings.sources import after_engine
-from specplug.tools.cli.groups import with_groups
 from specplug.tools.cli.launch import flags, nested_options, parse_numbers, settings_of
-from specplug.tools.cli.options import PluginOptions, Policy
+from specplug.tools.cli.options import PluginOptions, Policy, option, with_groups
 from specplug.tools.cli.output import AsJson, progress_counter, remark_text, show, table
 
 if TYPE_CHECKING:
@@ -39,22 +38,16 @@ BATCHES = "1,8,32,64,128,256"
 class Drafters:
     """The proposers and the policy to replay, with a server's settings."""
 
-    proposers: Annotated[
-        list[str] | None, typer.Option("--proposer", help="A proposer to replay; repeat to compare several.")
-    ] = None
+    proposers: list[str] | None = option(None, "A proposer to replay; repeat to compare several.", "--proposer")
     policy: Policy = None
     options: PluginOptions = None
-    gamma: Annotated[
-        int | None, typer.Option(min=0, help="Most draft tokens per step; by default the server's setting.")
-    ] = None
-    engine_drafter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A1,A2,...|URL",
-            help="Compare with a drafter of the engine's own, and with both: how often its token at each position is "
-            "accepted if those before it are, or the server whose metrics say so.",
-        ),
-    ] = None
+    gamma: int | None = option(None, "Most draft tokens per step; by default the server's setting.", min=0)
+    engine_drafter: str | None = option(
+        None,
+        "Compare with a drafter of the engine's own, and with both: how often its token at each position is accepted "
+        "if those before it are, or the server whose metrics say so.",
+        metavar="A1,A2,...|URL",
+    )
 
     def build_setups(self, texts: Texts) -> list[Setup]:
         """Return the setups to replay; without a proposer, that of the settings."""
@@ -76,16 +69,15 @@ class Drafters:
 class Texts:
     """The requests to replay, and where their documents are."""
 
-    workloads: Annotated[list[str] | None, typer.Option(help="Only these, separated by commas; repeat.")] = None
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N requests of a workload.")] = None
-    trees: Annotated[bool, typer.Option("--trees", help="The target verifies trees.")] = False
-    references: Annotated[bool, typer.Option("--references", help="Pass requests' documents as references.")] = False
-    corpus: Annotated[
-        bool,
-        typer.Option("--corpus", help="Give proposers that hold corpora the documents of all requests as a corpus."),
-    ] = False
-    distractors: Annotated[int, typer.Option(min=0, help="Also give them N corpora of other workloads' prompts.")] = 0
-    cut_documents: Annotated[bool, typer.Option("--cut-documents", help="Cut documents out of the prompts.")] = False
+    workloads: list[str] | None = option(None, "Only these, separated by commas; repeat.")
+    limit: int | None = option(None, "Only the first N requests of a workload.", min=1)
+    trees: bool = option(False, "The target verifies trees.", "--trees")
+    references: bool = option(False, "Pass requests' documents as references.", "--references")
+    corpus: bool = option(
+        False, "Give proposers that hold corpora the documents of all requests as a corpus.", "--corpus"
+    )
+    distractors: int = option(0, "Also give them N corpora of other workloads' prompts.", min=0)
+    cut_documents: bool = option(False, "Cut documents out of the prompts.", "--cut-documents")
 
     def read(self, paths: Sequence[Path]) -> tuple[Mapping[str, Sequence[Item]], dict[str, Sequence[Item]]]:
         """Read the traces; return all items by workload, and those to replay."""
@@ -181,7 +173,6 @@ def _note(tokenizer: str, roofline: ScoringRoofline) -> str:
 def _execute(
     runs: Sequence[ReplayRun], texts: Texts, traces: Sequence[Path], tokenizer: Tokenizer, *, jobs: int, quiet: bool
 ) -> list[ReplayRun]:
-    """Read and tokenise the traces, and return the runs with their results."""
     from specplug.tools.replay.items import tokenize, vocab_size_for
     from specplug.tools.replay.run import execute
 

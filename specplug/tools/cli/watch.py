@@ -15,8 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from specplug.errors import EngineError
-from specplug.tools.cli.groups import with_groups
-from specplug.tools.cli.options import Server, Timeout
+from specplug.tools.cli.options import Server, Timeout, with_groups
 from specplug.tools.cli.output import console, faults_of, printable_text, remark_text, table
 from specplug.tools.client.figures import Reading, figures, read
 from specplug.tools.client.http import Refused, ServerClient

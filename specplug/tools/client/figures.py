@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from specplug.errors import EngineError
+from specplug.errors import EngineError, text_of
 from specplug.operator.status import by_plugin, corpus_totals, decision, reason
 from specplug.tools.client.answers import DraftTotals, ServedEngine, ServerStatus
 from specplug.tools.client.http import ServerClient
@@ -22,6 +22,12 @@ _OWN = {
     "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
 }
 """The engines' own metrics, as vLLM 0.32 and SGLang 0.5.22 name them."""
+
+Samples = dict[tuple[str, str], list[float]]
+"""Values by metric and position, the latter "" where there is none, of all engines, models and sources."""
+
+_READ = "specplug_", "vllm:spec_decode_", "sglang:spec_", *(name for names in _OWN.values() for name in names)
+_OFF = "off"  # `OFF_SOURCE` of specplug.metrics, which imports torch
 
 
 class OwnFigures(NamedTuple):
@@ -49,7 +55,7 @@ async def read(client: ServerClient) -> Reading:
     status = await client.status()
     at = time.monotonic()
     try:
-        own = _own((await client.body("GET", "/metrics")).decode(errors="replace"))
+        own = _own(await read_samples(client))
     except EngineError:  # SGLang has none without --enable-metrics
         own = None
     return Reading(at, status, own)
@@ -154,21 +160,41 @@ def _minus(now: DraftTotals, before: DraftTotals) -> DraftTotals:
     return DraftTotals.model_construct(**{name: less(name) for name in DraftTotals.model_fields})
 
 
-def _own(text: str) -> OwnFigures | None:
-    """Return the sums of the engines' own metrics in Prometheus's text; None where there are none."""
+async def read_samples(client: ServerClient) -> Samples:
+    """Return a server's samples; raises as `parse`, and as `ServerClient.ask`."""
+    return parse((await client.body("GET", "/metrics")).decode(errors="replace"), f"{client.url}/metrics")
+
+
+def parse(text: str, url: str) -> Samples:
+    """Return the samples of speculation, of the tokens that servers generated, and of their requests.
+
+    Another text than Prometheus's format, or a sample that is no count, raises `EngineError`.
+    """
     from prometheus_client.parser import text_string_to_metric_families  # the command line starts without it
 
-    found: dict[str, list[float]] = {key: [] for key in _OWN}
+    samples: Samples = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                for key, names in _OWN.items():
-                    if sample.name in names and sample.labels.get("mode") in (None, "decode"):
-                        found[key].append(sample.value)
-    except Exception:  # the parser raises many kinds
-        return None
-    sums = OwnFigures(**{key: sum(values) for key, values in found.items()})
-    return sums if any(found.values()) and all(map(math.isfinite, sums)) else None
+                name = sample.name
+                position = sample.labels.get("position", "")
+                if sample.labels.get("source") == _OFF or not name.startswith(_READ):
+                    continue  # where no drafts were planned, the step tells nothing about them
+                if sample.labels.get("mode") not in (None, "decode"):
+                    continue  # SGLang's tokens of prompts
+                if not 0 <= sample.value < 1e18 or not re.fullmatch("[0-9]{0,3}", position):
+                    raise ValueError(f"{name}{{position={position[:20]!r}}} {sample.value}, which is no count")
+                samples.setdefault((name, position), []).append(sample.value)
+    except Exception as error:  # the parser raises many kinds
+        found = repr(text_of(error)[:200])
+        raise EngineError.build("no metrics in Prometheus's text format", who=url, found=found) from error
+    return samples
+
+
+def _own(samples: Samples) -> OwnFigures | None:
+    """Return the sums of the engines' own metrics; None where there are none."""
+    found = {key: [value for name in names for value in samples.get((name, ""), ())] for key, names in _OWN.items()}
+    return OwnFigures(**{key: sum(values) for key, values in found.items()}) if any(found.values()) else None
 
 
 def _ratio(part: int, whole: int) -> float | None:

@@ -16,10 +16,7 @@ MODEL_NAMES = ("tiny", "tiny-draft", "tiny-draft-other")
 def model_path(name: str = "tiny") -> Path:
     """Return the folder of a shipped model, ready for `from_pretrained`.
 
-    Raises:
-        ValueError: no shipped model has that name; the message lists the known names.
-        FileNotFoundError: the name is known, but its weights are not in this installation.
-
+    Another name raises ValueError, and a model without weights in this installation FileNotFoundError.
     """
     if name not in MODEL_NAMES:
         close = get_close_matches(name, MODEL_NAMES, n=1)

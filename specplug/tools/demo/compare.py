@@ -177,8 +177,7 @@ def loop_mask(token_ids: Sequence[int]) -> list[bool]:
 def plot_rows(rows: Sequence[TaskComparison], path: Path, title: str) -> None:
     """Plot tokens per step by task, without and with speculation, as a PNG or in the format of the path's suffix.
 
-    Raises:
-        SpecplugError: matplotlib is not installed, or the path cannot be written.
+    A path that cannot be written, or no matplotlib, raises SpecplugError.
     """
     try:
         from matplotlib.figure import Figure

@@ -66,13 +66,8 @@ def is_held_out(name: str) -> bool:
 def source_files(split: Split, root: Path | None = None) -> tuple[SourceFile, ...]:
     """Return the readable library files of one split, sorted by name.
 
-    Test folders, installed packages, tables of encodings, files that are not UTF-8, and very small
-    or very large files are skipped.
-
-    Raises:
-        ValueError: `split` is unknown.
-        FileNotFoundError: the folder holds no usable file of that split.
-
+    Test folders, installed packages, tables of encodings, files that are not UTF-8, and very small or very large files
+    are skipped.  An unknown split raises ValueError, and a folder without a usable file FileNotFoundError.
     """
     if split not in ("train", "held-out"):
         raise ValueError(f"split is {split!r}; expected 'train' or 'held-out'")

@@ -80,15 +80,9 @@ class Task:
 def make_tasks(kind: Kind, split: Split, count: int, seed: int = 0, *, max_chars: int = MAX_CHARS) -> list[Task]:
     """Make `count` tasks of one kind from one split; the same arguments give the same tasks.
 
-    Args:
-        split: "train" for files the shipped models saw, "held-out" for files they never saw.
-        count: number of tasks; large numbers may contain an excerpt twice.
-        max_chars: upper limit on a task's material in characters; lengths are log-uniform below it.
-
-    Raises:
-        ValueError: an unknown kind, or a limit too small to make a task.
-        RuntimeError: the files of the split do not yield such a task.
-
+    The shipped models saw the files of the split "train", and never those of "held-out".  Lengths are log-uniform up to
+    `max_chars`; of many tasks two may have an excerpt in common.  An unknown kind, or a limit that is too small, raises
+    ValueError, and files that do not yield such tasks RuntimeError.
     """
     if kind not in KINDS:
         raise ValueError(f"unknown task kind {kind!r}; expected one of {', '.join(KINDS)}")

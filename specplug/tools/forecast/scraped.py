@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, TypeVar
 
-from prometheus_client.parser import text_string_to_metric_families
 from pydantic import TypeAdapter
 
-from specplug.errors import EngineError, describe, text_of
+from specplug.errors import EngineError, describe
+from specplug.tools.client.figures import Samples, read_samples
 from specplug.tools.client.http import ServerClient
 from specplug.tools.client.interrupt import run_interruptible
 from specplug.tools.forecast.acceptance import DraftAcceptance, acceptance_for, acceptance_of_counts
@@ -27,14 +26,10 @@ if TYPE_CHECKING:
     from specplug.types.step import StepCost  # imports torch
 
 R = TypeVar("R")
-Samples = dict[tuple[str, str], list[float]]
-"""Values by metric and position, the latter "" where there is none, of all engines, models and sources."""
 
 _SPECPLUG = "specplug_target_steps_total"
 _VLLM = "vllm:spec_decode_num_drafts_total"
 _SGLANG = "sglang:spec_num_steps"
-_READ = "specplug_", "vllm:spec_decode_", "vllm:generation_tokens_total", "sglang:spec_"
-_OFF = "off"  # `OFF_SOURCE` of specplug.metrics, which imports torch
 _LONGEST = 999  # tokens of the longest draft that figures may describe
 
 PATIENCE = 10.0
@@ -83,33 +78,6 @@ def _served(url: str, ask: Callable[[ServerClient], Awaitable[R]], operator_key:
             return await ask(client)
 
     return asyncio.run(run_interruptible(requested()))
-
-
-async def read_samples(client: ServerClient) -> Samples:
-    """Return a server's samples; raises as `parse`, and as `ServerClient.ask`."""
-    return parse((await client.body("GET", "/metrics")).decode(errors="replace"), f"{client.url}/metrics")
-
-
-def parse(text: str, url: str) -> Samples:
-    """Return the samples of speculation, and of the tokens that servers generated.
-
-    Another text than Prometheus's format, or a sample that is no count, raises `EngineError`.
-    """
-    samples: Samples = {}
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                name = sample.name
-                position = sample.labels.get("position", "")
-                if sample.labels.get("source") == _OFF or not name.startswith(_READ):
-                    continue  # where no drafts were planned, the step tells nothing about them
-                if not 0 <= sample.value < 1e18 or not re.fullmatch("[0-9]{0,3}", position):
-                    raise ValueError(f"{name}{{position={position[:20]!r}}} {sample.value}, which is no count")
-                samples.setdefault((name, position), []).append(sample.value)
-    except Exception as error:  # the parser raises many kinds
-        found = repr(text_of(error)[:200])
-        raise EngineError.build("no metrics in Prometheus's text format", who=url, found=found) from error
-    return samples
 
 
 def acceptance_of(samples: Samples, before: Samples, url: str) -> DraftAcceptance:

@@ -240,7 +240,6 @@ class ReplayEngine:
 
     @torch.inference_mode()
     def _draft(self, engine_ids: Sequence[Sequence[int]] = ()) -> Draft:
-        """Plan, propose and trim."""
         stage = self._stage
         plan = self._plan()
         rows = self._slots.taken
@@ -274,7 +273,6 @@ class ReplayEngine:
 
 
 def _offers(draft: Draft) -> list[Offer]:
-    """Read a draft on the CPU."""
     lengths = draft.lengths.tolist()
     if not any(lengths):
         return [NO_DRAFT] * len(lengths)

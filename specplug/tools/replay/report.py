@@ -77,7 +77,6 @@ class ReplayReport:
     # -- tables --------------------------------------------------------------------------------------------------
 
     def _at(self, label: str, mode: Mode, batch: int) -> Mapping[str, Result]:
-        """Return the results of a run by workload."""
         key = (label, mode, batch)
         return next(it.results for it in self.runs if (it.setup.label, it.mode, it.batch) == key)
 

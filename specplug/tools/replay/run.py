@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -12,8 +13,9 @@ from operator import mul
 from types import MappingProxyType
 from typing import Literal
 
+import numpy as np
+
 from specplug.plugins.registry import Registry
-from specplug.tools.replay.drafter import SimulatedDrafter
 from specplug.tools.replay.engine import ReplayEngine, Setup
 from specplug.tools.replay.items import Ids, TokenItem, corpora_of, temporary_store
 from specplug.tools.replay.score import Result
@@ -29,6 +31,30 @@ Distractors = Mapping[str, Sequence[Sequence[Ids]]]
 
 VOCAB_SIZE = 1 << 20
 """Vocabulary size to assume if none is given; larger than any tokenizer's."""
+
+
+class SimulatedDrafter:
+    """The engine's own drafter, such as an EAGLE head: it drafts G tokens for an item's output.
+
+    The token at position j is right with the probability `rates[j]` if those before it are.
+
+    Draws depend on the item's id, the place in its output and the position, so that what else drafts changes none of
+    them.  They do not depend on the text: a model's own errors are where the text is hard, and so are lookup's.
+    """
+
+    def __init__(self, item: TokenItem, rates: Sequence[float]) -> None:
+        seed = np.random.default_rng(zlib.crc32(item.id.encode()))
+        self._output = item.output.tolist()
+        self._right = seed.random((len(self._output), len(rates))) < rates
+
+    def draft(self, place: int) -> list[int]:
+        """Return the draft [G] that follows the first `place` tokens of the output; after its end, tokens are wrong."""
+        drafted = []
+        for position, is_right in enumerate(self._right[place].tolist()):
+            token = self._output[min(place + position, len(self._output) - 1)]
+            is_right = is_right and place + position < len(self._output)
+            drafted.append(token if is_right else token - 1 if token else 1)
+        return drafted
 
 
 def replay(

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from benchmarks.real_models import prompts
 from specplug.tools.audit.server import connect
 from specplug.tools.cli.app import app
+from specplug.tools.client.http import ServerClient
 from tests.engines.server import Server
 
 CHATS = 3
@@ -38,7 +39,7 @@ MESSAGES = [
 
 def accepted_drafts(server: Server) -> int:
     """Return the draft tokens that a server has accepted so far."""
-    with connect(server.url) as side:
+    with connect(ServerClient(server.url)) as side:
         found = side.draft_counts()
     assert found is not None
     return found.accepted

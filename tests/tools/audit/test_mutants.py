@@ -14,12 +14,13 @@ from specplug_transformers.runner import ModelRunner
 from tests.mutants import LOSSY_MUTANTS
 from tests.tools.audit.toy import audited, statuses
 
-FAST = ("--check", "greedy", "--check", "sampled", "--check", "stops", "-n", "3", "--concurrency", "32")
+FEW = ("-n", "3", "--concurrency", "32")
+GREEDY = ("--check", "greedy", *FEW)
+SAMPLED = ("--check", "sampled", *FEW)
+FAST = ("--check", "greedy", "--check", "stops", *SAMPLED)
 
 
-@pytest.mark.parametrize(
-    ("proposer", "checks"), [("ngram", FAST), ("drawn", ("--check", "sampled", "-n", "3", "--concurrency", "32"))]
-)
+@pytest.mark.parametrize(("proposer", "checks"), [("ngram", FAST), ("drawn", SAMPLED)])
 def test_the_real_thing_passes(prompts, proposer, checks):
     """Drawn letters are rarely the likeliest ones, so greedy checks would prove little of them."""
     code, report = audited(prompts, *checks, "--proposer", proposer)
@@ -36,8 +37,8 @@ DRAWN = ("uniform draft law", "draft law at another temperature", "resampling fr
 # Padding is -1 in this engine and never emitted, so that accepting it changes one draw in a hundred.
 @pytest.mark.parametrize("name", sorted(LOSSY_MUTANTS.keys() - {"dropped validity mask"}))
 def test_wrong_verifiers_fail(prompts, name):
-    drawn = ("--proposer", "drawn", "--samples", "600")  # with 200 one mistake of them is found two times in three
-    code, report = audited(prompts, *FAST, *(drawn if name in DRAWN else ("--proposer", "ngram")), "--verifier", name)
+    drawn = (*SAMPLED, "--proposer", "drawn", "--samples", "600")  # 200 find one of the mistakes two times in three
+    code, report = audited(prompts, *(drawn if name in DRAWN else (*FAST, "--proposer", "ngram")), "--verifier", name)
     assert code == 1
     assert "failed" in statuses(report).values(), report["findings"]
 
@@ -49,13 +50,13 @@ def test_lossy_verification_fails_and_its_departure_is_stated(prompts):
     assert statuses(report)["greedy"] == statuses(report)["sampled"] == "failed"
     assert 0 < report["findings"][0]["figures"]["departure_rate"] < 1
     assert 0 < report["drafts"]["departed"] <= report["drafts"]["accepted"]
-    code, report = audited(prompts, *FAST, *lossy, "1")
+    code, report = audited(prompts, *GREEDY, *lossy, "1")
     assert code == 0
     assert report["drafts"]["departed"] == 0
 
 
 def test_a_proposer_that_states_a_wrong_distribution_fails(prompts):
-    _, report = audited(prompts, *FAST, "--proposer", "liar")
+    _, report = audited(prompts, *SAMPLED, "--proposer", "liar")
     assert statuses(report)["sampled"] == "failed"
 
 
@@ -68,7 +69,7 @@ def test_shifted_key_values_fail(prompts, monkeypatch):
         return forward(self, rows, [start - is_long for start in starts], token_ids, keep_logits=keep_logits)
 
     monkeypatch.setattr(ModelRunner, "forward", shifted)
-    _, report = audited(prompts, *FAST)
+    _, report = audited(prompts, *GREEDY)
     assert statuses(report)["greedy"] == "failed"
 
 
@@ -80,7 +81,7 @@ def test_rows_that_are_swapped_fail(prompts, monkeypatch):
         return logits.flip(0) if draft.draft_length > 1 and len(logits) == 3 else logits
 
     monkeypatch.setattr(Decoder, "_target_logits", swapped)
-    _, report = audited(prompts, *FAST)
+    _, report = audited(prompts, *GREEDY)
     assert statuses(report)["greedy"] == "failed"
     examples = report["findings"][0]["examples"]
     assert "gap of log-probabilities" in examples[0]

@@ -77,8 +77,8 @@ def test_flags_are_compared_before_answers(server, other, status, named):
     server.routes |= {"/server_info": own, "/metrics": ""}
     with control.running():
         report = run(
-            audited=lambda: connect(server.url),
-            control=lambda: connect(control.url),
+            audited=lambda: connect(ServerClient(server.url)),
+            control=lambda: connect(ServerClient(control.url)),
             texts=["ab"],
             checks=[],
             max_tokens=2,

@@ -18,12 +18,12 @@ import specplug_fixed.plugin
 import specplug_ngram.plugin
 import specplug_transformers.plugin
 from specplug.interfaces import PluginContext, Proposer
-from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.registry import Registry
 from specplug.plugins.specs import ProposerSpec, VerifierSpec
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.step import Draft, EngineBatch
 from tests.mutants import LOSSY_MUTANTS
-from tests.plugins.planted import plugin
+from tests.plugins.planted import registry_of
 from tests.tools.cli.tools import invoke
 
 LETTERS = "abcdefghijklmnopqrst"
@@ -95,7 +95,9 @@ def registry() -> Registry:
     """Return a registry of built-ins and toys: the proposers, and the wrong verifiers as if they were lossless."""
     drawn = ProposerCaps(distribution=Distribution.PROBS)
     lossless = VerifierCaps(lossless=True, distributions=(Distribution.LOGITS, Distribution.PROBS))
-    toys = plugin(
+    return registry_of(
+        *(specplug.plugins.builtin, specplug_batch.plugin, specplug_fixed.plugin, specplug_ngram.plugin),
+        specplug_transformers.plugin,
         proposers=[
             ProposerSpec(name=name, factory=factory, summary="a toy", caps=drawn)
             for name, factory in (("drawn", Drawn), ("liar", Liar))
@@ -105,19 +107,6 @@ def registry() -> Registry:
             for name, mutant in LOSSY_MUTANTS.items()
         ],
     )
-    found = Registry()
-    plugins = {
-        "core": specplug.plugins.builtin,
-        "batch": specplug_batch.plugin,
-        "fixed": specplug_fixed.plugin,
-        "ngram": specplug_ngram.plugin,
-        "transformers": specplug_transformers.plugin,
-        "toys": toys,
-    }
-    for name, module in plugins.items():
-        found.add(module, Owner(name, "tests", "0"))
-    assert not found.load_errors
-    return found
 
 
 def audited(file: Path, *arguments: str) -> tuple[int, dict[str, Any]]:

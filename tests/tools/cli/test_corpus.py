@@ -245,12 +245,6 @@ def test_verify_tells_of_a_torn_file_and_ends_with_1(store):
     assert invoke("verify", store).exit_code == 1
 
 
-def test_small_segments_are_merged_by_themselves(store, docs):
-    for number in range(6):
-        done("add", store, docs, "--name", f"more {number}")
-    assert len(done("inspect", store)["segments"]) <= 4
-
-
 def test_people_are_reported_the_same(store):
     inspected = [("inspect", *of) for of in ((), ("docs",), ("--document", "a.md"), ("--continues", "The cat"))]
     for command, *rest in (("list",), *inspected, ("verify",), ("remove", "docs")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
 
@@ -17,6 +18,7 @@ from specplug.interfaces import Planner, Proposer
 from specplug.plugins.registry import KINDS, Owner, Registry, default_registry
 from specplug.plugins.specs import CheckSpec, PolicySpec, ProposerSpec, VerifierSpec
 from specplug.settings import Settings
+from specplug.tools.cli import machine
 from specplug.tools.cli.machine import environment, plugins
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.step import StepPlan
@@ -237,6 +239,41 @@ def test_environment_reports_interpreter_libraries_devices_and_cores(registry):
     for part in ("Python 3.", "torch ", "pydantic ", "devices: cpu", "torch threads"):
         assert part in summaries
     assert "extra" not in summaries  # optional libraries are the adapters' matter
+
+
+V1 = "4:memory:/a\n1:cpu,cpuacct:/a/b\n"
+QUOTA = "cpu.cfs_quota_us"
+PERIOD = "cpu.cfs_period_us"
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "want"),
+    [
+        ("0::/\n", {}, 16),
+        ("0::/\n", {"cpu.max": "max 100000"}, 16),
+        ("0::/\n", {"cpu.max": "200000 100000"}, 2),
+        ("0::/\n", {"cpu.max": "250000 100000"}, 3),
+        ("0::/\n", {"cpu.max": "10000 100000"}, 1),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "400000 100000"}, 4),
+        ("0::/../seen/from/inside\n", {"cpu.max": "300000 100000"}, 3),
+        (V1, {f"cpu/a/b/{QUOTA}": "-1", f"cpu/a/b/{PERIOD}": "100000"}, 16),
+        (V1, {f"cpu/a/b/{QUOTA}": "150000", f"cpu/a/b/{PERIOD}": "100000"}, 2),
+        (V1, {f"cpu/{QUOTA}": "800000", f"cpu/{PERIOD}": "100000"}, 8),
+        (V1, {f"memory/a/{QUOTA}": "100000", f"memory/a/{PERIOD}": "100000"}, 16),
+        (None, {}, 16),
+    ],
+)
+def test_quotas_of_control_groups_hold(monkeypatch, tmp_path: Path, groups, files, want):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)), raising=False)
+    monkeypatch.setattr(machine, "_MOUNT", tmp_path / "mount")
+    monkeypatch.setattr(machine, "_GROUPS", tmp_path / "cgroup")
+    if groups is not None:
+        (tmp_path / "cgroup").write_text(groups)
+    for name, text in files.items():
+        file = tmp_path / "mount" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+    assert machine.usable_cores() == want
 
 
 def test_a_missing_library_of_specplug_itself_is_a_failure(registry, monkeypatch):

@@ -192,17 +192,6 @@ def test_facts_are_those_of_the_loaded_model():
     assert (facts.vocab_size, facts.max_length, facts.weight_bits) == (model.vocab_size, 2048, 16)
 
 
-def test_facts_of_a_mixture_of_experts():
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "moe_intermediate_size": 32, "num_experts": 8}
-    config = AutoConfig.for_model("qwen3_moe", num_experts_per_tok=2, vocab_size=100, **sizes)
-    found = count_parameters(ModelFacts("mixture", config))
-    assert (found.experts, found.experts_per_token, found.expert) == (8, 2, 2 * 3 * 64 * 32)
-    shape = count_shape(ModelFacts("mixture", config))
-    assert shape.parameters == found.dense + found.embedding + 8 * found.expert
-    assert shape.parameters_read(1) == pytest.approx(found.dense + 2 * found.expert)
-    assert found.embedding == 100 * 64
-
-
 @pytest.mark.parametrize(
     ("quantisation", "bits"),
     [

@@ -14,6 +14,7 @@ from tests.tools.cli import tools
 from tests.tools.client.servers import LocalServer
 from tests.tools.forecast.configs import CONFIGS, write_config
 from tests.tools.forecast.metrics import VLLM, answering
+from tests.tools.forecast.test_recorded import run
 
 PAGE = (Path(__file__).parents[3] / "docs" / "plan.md").read_text(encoding="utf-8")
 CASES = re.findall(r"^### (.+?)$.*?^```sh\n(.*?)^```$(.*?)^```text\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
@@ -162,12 +163,7 @@ def test_acceptance_by_position_limits_the_length():
 
 
 def test_padded_rows_are_computed():
-    rows = [[0, 0, 1, 50], [2, 2, 3, 50]]
-    run = {
-        "label": "ngram (fixed)", "mode": "serving", "gamma": 2, "batches": [1], "trees": False,
-        "workloads": {"a": {"histogram": rows}},
-    }  # fmt: skip
-    Path("replay.json").write_text(json.dumps({"runs": [run]}))
+    Path("replay.json").write_text(json.dumps({"runs": [run(rows=[[0, 0, 1, 50], [2, 2, 3, 50]])]}))
     arguments = ("--replay", "replay.json", "--batch", "128", "--overhead", "0")
     ragged, padded = planned(*arguments), planned(*arguments, "--padded")
     assert ragged["rows"][0]["best"]["speedup"] == 2  # 128 x (1 + 1) tokens are free
@@ -175,19 +171,11 @@ def test_padded_rows_are_computed():
 
 
 def test_lookup_after_an_engines_drafter_is_compared_with_each_alone():
-    rates = [0.5]
-    drafts = [("engine", 1, rates, [[1, 1, 2, 5], [1, 0, 1, 5]])]
-    drafts += [
-        ("lookup", 3, [], [[3, 3, 4, 2], [0, 0, 1, 8]]),
-        ("both", 3, rates, [[3, 3, 4, 2], [1, 1, 2, 4], [1, 0, 1, 4]]),
-    ]
     runs = [
-        {
-            "label": label, "mode": "serving", "gamma": gamma, "batches": [1], "trees": False, "engine_rates": given,
-            "workloads": {"a": {"histogram": rows}},
-        }
-        for label, gamma, given, rows in drafts
-    ]  # fmt: skip
+        run("engine", rows=[[1, 1, 2, 5], [1, 0, 1, 5]], engine_rates=[0.5], gamma=1),
+        run("lookup", rows=[[3, 3, 4, 2], [0, 0, 1, 8]], engine_rates=[], gamma=3),
+        run("both", rows=[[3, 3, 4, 2], [1, 1, 2, 4], [1, 0, 1, 4]], engine_rates=[0.5], gamma=3),
+    ]
     Path("replay.json").write_text(json.dumps({"runs": runs}))
     arguments = ("--replay", "replay.json", "--batch", "1", "--overhead", "0", "--draft-cost", "0.25")
     found = planned(*arguments)

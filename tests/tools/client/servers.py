@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-
-from tests.local_http import served
 
 COMPLETION = {
     "choices": [
@@ -88,5 +87,13 @@ class LocalServer:
                 outer.received.append(sent)
                 self.do_GET(sent)
 
-        with served(Handler) as self.url:
+        http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        self.url = f"http://127.0.0.1:{http.server_port}"
+        try:
             yield self.url
+        finally:
+            http.shutdown()
+            http.server_close()
+            thread.join()

@@ -82,11 +82,9 @@ def test_a_replay_of_something_else_is_refused(write, runs, message):
         read_replay(write(*runs))
 
 
-def test_a_file_that_is_no_replay_is_refused(tmp_path):
-    path = tmp_path / "other.json"
-    for text in ("", "[]", '{"runs": 5}', '{"a": 1}', None):
-        path.unlink(missing_ok=True)
-        if text is not None:
-            path.write_text(text)
-        with pytest.raises(SettingsError, match=r"no JSON of a replay.*specplug replay --json"):
-            read_replay(path)
+@pytest.mark.parametrize("text", ["", "[]", '{"runs": 5}', '{"a": 1}', None])
+def test_a_file_that_is_no_replay_is_refused(tmp_path, text):
+    if text is not None:
+        (tmp_path / "other.json").write_text(text)
+    with pytest.raises(SettingsError, match=r"no JSON of a replay.*specplug replay --json"):
+        read_replay(tmp_path / "other.json")

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from specplug.errors import EngineError
 from specplug.operator.prometheus import register
-from specplug.tools.forecast.scraped import acceptance_of, parse, read_metrics
+from specplug.tools.client.figures import parse
+from specplug.tools.forecast.scraped import acceptance_of, read_metrics
 from tests.test_metrics import STEP, recorded
 from tests.tools.forecast.metrics import SGLANG, SGLANG_PLAIN, SGLANG_TREES, VLLM, answering
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.tools.replay.drafter import SimulatedDrafter
 from specplug.tools.replay.engine import Setup
-from specplug.tools.replay.run import replay
+from specplug.tools.replay.run import SimulatedDrafter, replay
 from specplug.tools.replay.score import Offer
 from tests.tools.replay.tools import EOS, ITEMS, item
 

@@ -51,7 +51,8 @@ def test_an_output_that_ends_inside_a_draft_decides_nothing_behind_its_end():
     assert found.calibration.count == 2
     assert found.calibration.brier == pytest.approx(0.25)
     assert (found.survival.count, found.survival.brier) == (2, pytest.approx((0.5**2 + 0.75**2) / 2))
-    assert proposer.observed == [([4], [4], [2])]
+    ((batch, draft, verdict),) = proposer.observed
+    assert (batch.lengths.tolist(), draft.lengths.tolist(), verdict.tested().tolist()) == ([4], [4], [2])
 
 
 @pytest.mark.parametrize("caps", [{"needs_host": True}, {"needs_host": True, "inline": True}, {}])

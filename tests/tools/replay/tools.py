@@ -19,6 +19,7 @@ from specplug.types.caps import ProposerCaps
 from specplug.types.plan import HostStats, TrimLimits
 from specplug.types.step import Draft, EngineBatch, StepPlan
 from tests.plugins.planted import plugin
+from tests.steps.tools import Recorder
 
 torch.set_num_threads(1)
 
@@ -69,38 +70,15 @@ def in_turn(engine: Any, items: Sequence[TokenItem], slots: int) -> StepCounts:
     return counts
 
 
-class Planted(Proposer):
-    """Drafts what a function returns for a row: (batch, row, limit) -> ids, each with confidence 0.5.
-
-    Attributes:
-        events: all that were received.
-        texts: by (slot, generation), the tokens ingested.
-        observed: per call, what it was given.
-    """
+class Planted(Recorder):
+    """Drafts what a function returns for a row: (batch, row, limit) -> ids, each with confidence 0.5."""
 
     def __init__(self, write: Callable[[EngineBatch, int, int], Sequence[int]] = lambda batch, row, limit: ()) -> None:
-        self.write = write
-        self.events: list[Any] = []
-        self.texts: dict[tuple[int, int], list[int]] = {}
-        self.observed: list[tuple[list[int], list[int], list[int]]] = []
+        def write_rows(batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
+            for row, limit in enumerate(limits.tolist()):
+                draft.set_row(row, list(write(batch, row, limit))[:limit], 0.5)
 
-    def ingest(self, batch: EngineBatch) -> None:
-        for row in range(batch.batch_size):
-            key = (int(batch.slots[row]), int(batch.generations[row]))
-            stop, new = int(batch.lengths[row]), int(batch.num_new[row])
-            text = self.texts.setdefault(key, [])
-            assert len(text) == stop - new
-            text += batch.tokens[int(batch.rows[row]), stop - new : stop].tolist()
-
-    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
-        for row, limit in enumerate(limits.tolist()):
-            draft.set_row(row, list(self.write(batch, row, limit))[:limit], 0.5)
-
-    def observe(self, batch: EngineBatch, draft: Draft, verdict: Any) -> None:
-        self.observed.append((batch.lengths.tolist(), draft.lengths.tolist(), verdict.tested().tolist()))
-
-    def on_event(self, event: Any) -> None:
-        self.events.append(event)
+        super().__init__(write_rows)
 
 
 class PlantedPolicy(Planner, Trimmer):
