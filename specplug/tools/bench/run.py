@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -116,13 +117,21 @@ class Course:
         """Return the pairs that are whole and not from older memory."""
         return [pair for pair in self.pairs if pair.is_whole and not pair.is_remembered]
 
+    def fraction(self, limit: float) -> float:
+        """Return which part of the groups or of the limit in seconds is over."""
+        return min(1.0, max(len(self.pairs) / len(self.groups), self.seconds / limit))
+
     def look(self, fraction: float) -> bool:
-        """Look at the pairs so far; return false where there are fewer than two, or no more than before."""
+        """Look at the pairs so far, once a fraction of the run is over; return false with fewer than two.
+
+        A second look at the same pairs replaces the first one, as it spends more of the error.
+        """
         pairs = len(self.counted)
-        if pairs < 2 or (self.looks and self.looks[-1].pairs == pairs):
+        if pairs < 2:
             return False
+        before = self.looks[:-1] if self.looks and self.looks[-1].pairs == pairs else self.looks
         spent = self.looks[-1].fraction if self.looks else 0.0
-        self.looks = (*self.looks, Look(pairs, max(spent, min(1.0, fraction))))
+        self.looks = (*before, Look(pairs, max(spent, fraction)))
         return True
 
 
@@ -195,31 +204,44 @@ async def measure(
 
     What is measured stands in `course`, also if the run is interrupted.  `advance` is called after each group.
     """
-    began = time.perf_counter()
-    fraction = 0.0
     try:
-        for side in sides:
-            await _send(side, [WARM_UP], 16)
-        for number, group in enumerate(course.groups, 1):
-            course.pairs.append(await _pair(sides, group, course.concurrency, max_tokens))
-            course.seconds = time.perf_counter() - began
-            advance(group)
-            if number >= FAILURES and not any(pair.is_whole for pair in course.pairs[-FAILURES:]):
-                course.ended = "failures"
-                return
-            is_over = course.seconds * (1 + 1 / number) > limit  # the next one would exceed it
-            is_last = is_over or number == len(course.groups)
-            is_due = len(course.counted) >= next_look(course.looks[-1].pairs if course.looks else 0)
-            fraction = 1.0 if is_last else max(number / len(course.groups), course.seconds / limit)
-            if (is_last or is_due) and course.look(fraction) and is_known(course):
-                course.ended = "decided"
-                return
-            if is_last:
-                course.ended = "prompts" if number == len(course.groups) else "minutes"
-                return
+        async with asyncio.timeout(limit):
+            await _measure(sides, course, max_tokens, limit, advance, is_known)
+    except TimeoutError:  # in the middle of a pair
+        course.ended = "minutes"
+        course.look(1.0)
     finally:
         if course.ended in ("failures", "interrupted"):
-            course.look(fraction)
+            course.look(course.fraction(limit))
+
+
+async def _measure(
+    sides: tuple[Side, Side],
+    course: Course,
+    max_tokens: int,
+    limit: float,
+    advance: Callable[[Group], None],
+    is_known: Callable[[Course], bool],
+) -> None:
+    began = time.perf_counter()
+    for side in sides:
+        await _send(side, [WARM_UP], 16)
+    for number, group in enumerate(course.groups, 1):
+        course.pairs.append(await _pair(sides, group, course.concurrency, max_tokens))
+        course.seconds = time.perf_counter() - began
+        advance(group)
+        if number >= FAILURES and not any(pair.is_whole for pair in course.pairs[-FAILURES:]):
+            course.ended = "failures"
+            return
+        is_over = course.seconds * (1 + 1 / number) > limit  # the next pair would exceed it
+        is_last = is_over or number == len(course.groups)
+        is_due = len(course.counted) >= next_look(course.looks[-1].pairs if course.looks else 0)
+        if (is_last or is_due) and course.look(1.0 if is_last else course.fraction(limit)) and is_known(course):
+            course.ended = "decided"
+            return
+        if is_last:
+            course.ended = "prompts" if number == len(course.groups) else "minutes"
+            return
 
 
 async def _pair(sides: tuple[Side, Side], group: Group, together: int, max_tokens: int) -> Pair:

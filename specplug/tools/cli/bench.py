@@ -107,7 +107,8 @@ def bench(
         show(report.as_dict(), *report.parts(), as_json=as_json)
         if html is not None:
             plots = [report.plot(course) for course in report.measured]
-            write_report(html, report.title, report.verdict(), [*report.parts()], plots, report.as_dict())
+            shown = [*report.parts(), *(f"a request failed: {failure}" for failure in report.errors[:3])]
+            write_report(html, report.title, report.verdict(), shown, plots, report.as_dict())
     elif is_whole:
         raise EngineError.build(
             "no prompt was answered by both sides",

