@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from specplug.tools.bench.run import Course, Pair, Timed
-from specplug.tools.bench.sequential import critical_value
+from specplug.tools.bench.sequential import FEWEST, critical_value
 
 EQUAL = 1.03
 """Sides whose ratio is shown to be within this and its inverse do not differ."""
@@ -28,7 +28,7 @@ _SHOWN = 40  # characters of texts that differ
 class Ratio:
     """How many times as many tokens per second the tested side makes, as a geometric mean over the pairs.
 
-    From `low` to `high` is the interval; None with fewer than two pairs.
+    From `low` to `high` is the interval; None with fewer than `FEWEST` pairs.
     """
 
     mean: float
@@ -88,7 +88,7 @@ def interval(logarithms: Sequence[tuple[str, float]], critical: float | None) ->
     are Satterthwaite's (Biometrics Bulletin 2, 1946).
     """
     mean = statistics.fmean(value for _, value in logarithms)
-    if critical is None or len(logarithms) < 2:
+    if critical is None or len(logarithms) < FEWEST:
         return Ratio(math.exp(mean))
     from scipy.special import ndtr, stdtrit
 
@@ -181,10 +181,12 @@ def advice(course: Course) -> str | None:
     if needed > _MOST_PAIRS:
         return f"If there is a difference, {_MOST_PAIRS * course.concurrency} prompts would be too few to show it"
     more = max(1, math.ceil(needed) - len(logarithms))
-    minutes = math.ceil((len(course.pairs) + more) * course.seconds / len(course.pairs) / 60)
+    pairs = len(course.pairs) + more
+    given = "" if pairs <= len(course.groups) else f"{pairs * course.concurrency} prompts and "
+    minutes = math.ceil(pairs * course.seconds / len(course.pairs) / 60)
     return (
         f"If the ratio is the measured {row.ratio.mean:.2f}, about {more * course.concurrency} more prompts would "
-        f"probably show it: give at least {(len(course.pairs) + more) * course.concurrency}, and --minutes {minutes}"
+        f"probably show it: give {given}--minutes {minutes}"
     )
 
 

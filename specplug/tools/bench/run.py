@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from specplug.errors import EngineError
 from specplug.tools.bench.prompts import Group, Prompt
-from specplug.tools.bench.sequential import Look, next_look
+from specplug.tools.bench.sequential import FEWEST, Look, next_look
 from specplug.tools.client.answers import Answer, ServedModels, ServerStatus
 from specplug.tools.client.http import Refused, ServerClient, answer_all
 
@@ -122,12 +122,12 @@ class Course:
         return min(1.0, max(len(self.pairs) / len(self.groups), self.seconds / limit))
 
     def look(self, fraction: float) -> bool:
-        """Look at the pairs so far, once a fraction of the run is over; return false with fewer than two.
+        """Look at the pairs so far, once a fraction of the run is over; return false with fewer than `FEWEST`.
 
         A second look at the same pairs replaces the first one, as it spends more of the error.
         """
         pairs = len(self.counted)
-        if pairs < 2:
+        if pairs < FEWEST:
             return False
         before = self.looks[:-1] if self.looks and self.looks[-1].pairs == pairs else self.looks
         spent = self.looks[-1].fraction if self.looks else 0.0

@@ -23,6 +23,9 @@ from typing import Any, NamedTuple
 LEVEL = 0.045
 """Probability that any interval of a run misses the ratio: 5 % less what the approximation takes with few pairs."""
 
+FEWEST = 3
+"""Pairs that an interval takes at least."""
+
 _POINTS = 513
 _HIGHEST = 8.0  # a critical value that no run reaches
 

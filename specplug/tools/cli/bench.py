@@ -39,7 +39,7 @@ class Requests:
     minutes: Annotated[float, typer.Option(min=0.01, help="Most minutes, at each concurrency.")] = 2
     limit: Annotated[int | None, typer.Option(min=1, help="At most N prompts, the kinds in proportion.")] = None
     concurrency: Annotated[str, typer.Option(help="Requests in flight; several, joined by commas, run in turn.")] = "1"
-    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per answer.")] = 128
+    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per answer.")] = 64
     raw: Raw = False
     model: Annotated[str | None, typer.Option(help="The model's name; by default the first one.")] = None
 

@@ -74,8 +74,7 @@ class Report:
         for course in self.measured:
             found = rows(course)
             title = f"{self._about['model']}: {tested} against {baseline}, {course.concurrency} in flight"
-            columns = (*("prompts of kind", "number", "ratio", "verdict"), *_COLUMNS)
-            yield table(title, columns, map(_cells, found))
+            yield table(title, _COLUMNS, map(_cells, found), whole=4)
             yield from (line for line in (ENDED.get(course.ended), advice(course)) if line)
             if found[-1].kind == REMEMBERED:
                 yield FROM_MEMORY.format(REMEMBERED)
@@ -92,8 +91,8 @@ class Report:
         """Return the results in a line."""
         wrong = ["texts differ"] * bool(self.differences) + ["requests failed"] * bool(self.errors)
         found = [rows(course) for course in self.measured]
-        verdicts = {of_one[0].verdict for of_one in found}
-        style = "red" if wrong else _STYLES.get(*verdicts, "yellow") if len(verdicts) == 1 else "yellow"
+        is_faster = all(of_one[0].verdict == "faster" for of_one in found)
+        style = "red" if wrong else "green" if is_faster else "yellow"
         return Text("; ".join([*wrong, *map(self._sentence, self.measured, found)]), style)
 
     def _sentence(self, course: Course, found: Sequence[Row]) -> str:
@@ -135,8 +134,8 @@ class Report:
 
 _TICKS = (0.1, 0.2, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 7, 10, 20, 50)
 _COLUMNS = (
-    *("tokens per second", "against", "ms per token", "against", "ms to first", "against"),
-    *("tokens per step", "accepted"),
+    *("kind", "prompts", "ratio", "verdict", "tokens per second", "against", "ms per token", "against"),
+    *("ms to first", "against", "tokens per step", "accepted"),
 )
 
 

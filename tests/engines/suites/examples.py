@@ -159,7 +159,7 @@ class ExamplesSuite:
                 assert all(arms[fed]["tokens_per_step"] > 1.15 * arms[ALONE]["tokens_per_step"] for fed in FED), arms
 
     def test_bench_measures_both_modes_by_request(self, server: Server, tmp_path: Path):
-        """Ten tasks, two of them in flight, and chats among them; nothing is switched, remembered or drafted from memory."""
+        """Ten tasks, two of them in flight, and chats among them; nothing is switched or drafted from older memory."""
         tasks = make_tasks("edit", "held-out", 10, 7)
         lines: list[dict[str, Any]] = [{"prompt": task.prompt} for task in tasks[:6]]
         lines += [{"messages": [{"role": "user", "content": task.prompt}], "kind": "chats"} for task in tasks[6:]]
@@ -176,6 +176,7 @@ class ExamplesSuite:
         first, *kinds = course["rows"]
         assert {row["kind"]: row["prompts"] for row in kinds} == {"edits": 6, "chats": 4}
         assert first["baseline"]["tokens_per_second"] > 0
+        assert (first["baseline"]["tokens_per_step"], first["baseline"]["acceptance_rate"]) == (1.0, None)
         assert first["tested"]["tokens_per_step"] > 1.5  # edits are copies
         assert first["ratio"]["low"] <= first["ratio"]["mean"] <= first["ratio"]["high"]
         (engine,) = json.loads(server.get("/specplug/status"))["engines"]

@@ -56,7 +56,7 @@ def test_one_look_has_students_interval_and_more_looks_wider_ones():
     assert (found.low, found.high) == pytest.approx((math.exp(0.38 - reach), math.exp(0.38 + reach)))
     assert critical_value((Look(12, 0.3), Look(36, 1.0))) > critical_value((Look(36, 1.0),))
     assert critical_value((Look(12, 0.001),)) > 4
-    assert interval([("a", 0.5)], 1.96).low is None
+    assert interval([("a", 0.5), ("a", 0.6)], 1.96).low is None
     assert interval([("a", value) for value in values], None).low is None
 
 
