@@ -173,14 +173,18 @@ def advice(course: Course) -> str | None:
         return "Too few prompts were measured for an interval"
     if row.verdict != "no difference shown":
         return None
+    import numpy as np
+    from scipy.special import ndtr, stdtrit
+
     logarithms = [(pair.group.kind, pair.logarithm()) for pair in course.counted]
     mean = math.log(row.ratio.mean)
     variance, _ = _variance(logarithms, mean)
-    quantiles = critical_value(course.looks, course.level) + _POWER
-    needed = len(logarithms) * variance * (quantiles / mean) ** 2 if mean else math.inf
-    if needed > _MOST_PAIRS:
+    counts = np.arange(len(logarithms) + 1, _MOST_PAIRS + 1)
+    quantiles = _POWER - stdtrit(counts - 1, ndtr(-critical_value(course.looks, course.level)))
+    is_enough = quantiles * np.sqrt(variance * len(logarithms) / counts) < abs(mean)
+    if not is_enough.any():
         return f"If there is a difference, {_MOST_PAIRS * course.concurrency} prompts would be too few to show it"
-    more = max(1, math.ceil(needed) - len(logarithms))
+    more = int(is_enough.argmax()) + 1
     pairs = len(course.pairs) + more
     given = "" if pairs <= len(course.groups) else f"{pairs * course.concurrency} prompts and "
     minutes = math.ceil(pairs * course.seconds / len(course.pairs) / 60)
