@@ -1,211 +1,237 @@
-"""Report of a benchmark: both modes side by side for each concurrency, and ratios with intervals."""
+"""Report of a benchmark: ratios with intervals, of all prompts together and by kind, and what they say."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from specplug.tools.bench.run import Measured
-from specplug.tools.client.answers import Mode
+from specplug.tools.bench.run import Course, Pair, Timed
+from specplug.tools.bench.sequential import FEWEST, critical_value
 
-LEVEL = 0.05
-"""Probability that an interval misses the ratio."""
+EQUAL = 1.03
+"""Sides whose ratio is shown to be within this and its inverse do not differ."""
 
-POWER = 0.8
-"""Probability that as many pairs as are named show a difference of the measured size."""
+ALL = "all"
+REMEMBERED = "(from older memory)"
 
-MOST_PAIRS = 1000
-"""A difference that needs more pairs of blocks is called none."""
+_POWER = 0.84
+"""Quantile of the normal distribution by which as many prompts as are named show a difference in 80 % of the runs."""
+
+_MOST_PAIRS = 2000
+_SHOWN = 40  # characters of texts that differ
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Speed-up of the server by speculation, as a geometric mean over the pairs of blocks.
+    """How many times as many tokens per second the tested side makes, as a geometric mean over the pairs.
 
-    From `low` to `high` is the 95 % interval by Student's t over the logarithms, wider after several looks; None with
-    fewer than two pairs.  If it holds 1, `needed` pairs would probably show a difference of this size; None if more
-    than `MOST_PAIRS`.
+    From `low` to `high` is the interval; None with fewer than `FEWEST` pairs.
     """
 
     mean: float
-    low: float | None
-    high: float | None
-    needed: int | None = None
-
-    @property
-    def is_known(self) -> bool:
-        """Return whether the interval leaves out 1."""
-        return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
+    low: float | None = None
+    high: float | None = None
 
     @property
     def verdict(self) -> str:
-        """Return "faster", "slower", or "no difference shown"."""
-        if not self.is_known:
+        """Return "faster", "slower", "no difference" where one is ruled out, or "no difference shown"."""
+        if self.low is None or self.high is None:
             return "no difference shown"
-        return "faster" if self.mean > 1 else "slower"
+        if self.low > 1 or self.high < 1:
+            return "faster" if self.low > 1 else "slower"
+        return "no difference" if self.low >= 1 / EQUAL and self.high <= EQUAL else "no difference shown"
+
+    def is_within(self, percent: float) -> bool:
+        """Return whether the interval ends within so many percent of the mean."""
+        return self.high is not None and self.high / self.mean <= 1 + percent / 100
 
     def __str__(self) -> str:
-        if self.low is None or self.high is None:
-            return f"{self.mean:.2f}"
-        return f"{self.mean:.2f} ({self.low:.2f} to {self.high:.2f})"
+        return f"{self.mean:.2f}" + ("" if self.low is None else f" ({self.low:.2f} to {self.high:.2f})")
 
 
 @dataclass(frozen=True, slots=True)
-class ModeFigures:
-    """One mode's figures at one concurrency, which exclude `failed` requests.
+class SideFigures:
+    """One side's medians over the groups of tokens per second, and over the requests of times.
 
-    They are medians: over the blocks the throughput of all requests together, and over the requests the times to the
-    first token and per token after it.
+    `tokens_per_step` is per request, bonus included, and `acceptance_rate` accepted / drafted; None without counts.
     """
 
     tokens_per_second: float
     ms_per_token: float
     ms_to_first: float
-    requests: int
-    failed: int
+    tokens_per_step: float | None
+    acceptance_rate: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """One concurrency, over so many pairs of blocks, with ratios of on to off.
+class Row:
+    """One kind of prompt, or all: both sides' figures and their ratio.
 
-    `time_per_token` is a ratio of speeds, so that above 1 is faster here, too; None if all answers of a block had one
-    token.  `tokens_per_step` is per request with speculation on, bonus included; None if the server counted no step.
-    `acceptance_rate` is accepted / drafted; None if nothing was drafted.
+    The verdict of a kind is "" unless the run has one, so that a run whose sides do not differ has at most one error.
     """
 
-    concurrency: int
-    off: ModeFigures
-    on: ModeFigures
-    throughput: Ratio
-    time_per_token: Ratio | None
-    tokens_per_step: float | None
-    acceptance_rate: float | None
-    pairs: int
-
-    @property
-    def advice(self) -> str | None:
-        """Return what would show a difference; None if one is shown."""
-        if self.throughput.is_known:
-            return None
-        begun = f"{self.concurrency} in flight: no difference shown"
-        if self.throughput.low is None:
-            return f"{begun} by a single pair of blocks; give --pairs 3 or more"
-        if self.throughput.needed is None:
-            return f"{begun}; if there is one, it is too small for {MOST_PAIRS} pairs of such blocks"
-        more = self.throughput.needed - self.pairs
-        prompts = more * (self.on.requests + self.off.requests) // self.pairs
-        return (
-            f"{begun}; about {prompts} more prompts would show one of this size: add them, and give --until, which "
-            f"goes on while there are prompts, or --pairs {self.throughput.needed}, for blocks as long as these"
-        )
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the row ready for JSON."""
-        return {**asdict(self), "verdict": self.throughput.verdict, "advice": self.advice}
+    kind: str
+    prompts: int
+    tested: SideFigures
+    baseline: SideFigures
+    ratio: Ratio
+    verdict: str
 
 
-def look_counts(first: int, most: int) -> list[int]:
-    """Return the numbers of pairs after which a run with `--until` looks: `first`, doubled up to `most`."""
-    found = [min(first, most)]
-    while found[-1] < most:
-        found.append(min(2 * found[-1], most))
-    return found
+def interval(logarithms: Sequence[tuple[str, float]], critical: float | None) -> Ratio:
+    """Return the ratio from its logarithms by kind, with an interval if there is a critical value, a normal quantile.
 
-
-def rows(measured: Sequence[Measured], first_look: int | None = None) -> list[Comparison]:
-    """Return one row for each concurrency, in the order in which they ran.
-
-    If a run with several `look_counts` looked first after `first_look` pairs, the looks share `LEVEL`, each with half
-    of what the one before had.
+    The prompts of a run have the kinds in proportion, so the variance is that within kinds.  Its degrees of freedom
+    are Satterthwaite's (Biometrics Bulletin 2, 1946).
     """
-    return [
-        _row([each for each in measured if each.block.concurrency == concurrency], first_look)
-        for concurrency in dict.fromkeys(each.block.concurrency for each in measured)
+    mean = statistics.fmean(value for _, value in logarithms)
+    if critical is None or len(logarithms) < FEWEST:
+        return Ratio(math.exp(mean))
+    from scipy.special import ndtr, stdtrit
+
+    variance, freedom = _variance(logarithms, mean)
+    reach = min(-float(stdtrit(freedom, ndtr(-critical))) * math.sqrt(variance), 100.0)
+    return Ratio(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach))
+
+
+def _variance(logarithms: Sequence[tuple[str, float]], mean: float) -> tuple[float, float]:
+    """Return the variance of the mean, and its degrees of freedom; the only value of a kind departs from the mean."""
+    kinds: dict[str, list[float]] = {}
+    for kind, value in logarithms:
+        kinds.setdefault(kind, []).append(value)
+    parts = []
+    for values in kinds.values():
+        free = max(1, len(values) - 1)
+        own = statistics.fmean(values) if len(values) > 1 else mean
+        parts.append((math.fsum((value - own) ** 2 for value in values) * len(values) / free, free))
+    total = math.fsum(part for part, _ in parts)
+    freedom = total**2 / math.fsum(part**2 / free for part, free in parts) if total else 1.0
+    return total / len(logarithms) ** 2, freedom
+
+
+def rows(course: Course) -> list[Row]:
+    """Return the rows of a course with pairs: all of them, each kind if there are several, and those of older memory.
+
+    Older memory has no interval, as does a run without a look. The kinds share the level.
+    """
+    counted = course.counted
+    remembered = [pair for pair in course.pairs if pair.is_whole and pair.is_remembered]
+    kinds = list(dict.fromkeys(group.kind for group in course.groups))
+    found = []
+    if counted:
+        critical = critical_value(course.looks, course.level) if course.looks else None
+        found.append(_row(ALL, counted, critical))
+    for kind in kinds if len(kinds) > 1 else ():
+        if of_kind := [pair for pair in counted if pair.group.kind == kind]:
+            critical = critical_value(course.looks, course.level / len(kinds)) if course.looks else None
+            found.append(_row(kind, of_kind, critical, is_decided=found[0].verdict in ("faster", "slower")))
+    return found + ([_row(REMEMBERED, remembered, None, is_decided=False)] if remembered else [])
+
+
+def _row(kind: str, pairs: Sequence[Pair], critical: float | None, *, is_decided: bool = True) -> Row:
+    ratio = interval([(pair.group.kind, pair.logarithm()) for pair in pairs], critical)
+    return Row(
+        kind,
+        sum(len(pair.group.prompts) for pair in pairs),
+        _side([pair.tested for pair in pairs if pair.tested]),
+        _side([pair.baseline for pair in pairs if pair.baseline]),
+        ratio,
+        ratio.verdict if is_decided else "",
+    )
+
+
+def _side(timed: Sequence[Timed]) -> SideFigures:
+    answers = [answer for each in timed for answer in each.answers]
+    times = [
+        1e3 * (answer.last - answer.first) / (answer.num_tokens - 1) for answer in answers if answer.num_tokens > 1
     ]
-
-
-def errors(measured: Sequence[Measured]) -> list[str]:
-    """Return the distinct errors of requests in order of occurrence."""
-    return list(dict.fromkeys(answer.error for each in measured for answer in each.answers if answer.error))
-
-
-def ratio(logarithms: Sequence[float], level: float = LEVEL) -> Ratio:
-    """Return the ratio from its logarithms, one per pair of blocks."""
-    mean = statistics.fmean(logarithms)
-    pairs = len(logarithms)
-    if pairs < 2:
-        return Ratio(math.exp(mean), None, None)
-    from scipy.stats import t
-
-    deviation = statistics.stdev(logarithms)
-    reach = float(t.ppf(1 - level / 2, pairs - 1)) * deviation / math.sqrt(pairs)
-    needed = None if reach < abs(mean) else _needed(abs(mean), deviation, pairs)
-    return Ratio(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), needed)
-
-
-def _needed(mean: float, deviation: float, pairs: int) -> int | None:
-    """Return the fewest pairs, above `pairs`, that would probably show a mean logarithm of this size."""
-    from scipy.stats import t
-
-    for count in range(pairs + 1, MOST_PAIRS + 1):
-        quantiles = float(t.ppf(1 - LEVEL / 2, count - 1) + t.ppf(POWER, count - 1))
-        if quantiles * deviation / math.sqrt(count) < mean:
-            return count
-    return None
-
-
-def _row(measured: Sequence[Measured], first_look: int | None) -> Comparison:
-    off = _of_mode(measured, "off")
-    on = _of_mode(measured, "on")
-    pairs = list(zip(off, on, strict=True))
-    counts = {name: sum(each.counts[name] for each in on) for name in on[0].counts}
-    steps = counts["target_steps"]
-    drafted = counts["proposed"]
-    looked = 0 if first_look is None else len(look_counts(first_look, len(pairs)))
-    return Comparison(
-        concurrency=measured[0].block.concurrency,
-        off=_side(off),
-        on=_side(on),
-        throughput=ratio([math.log(_throughput(b) / _throughput(a)) for a, b in pairs], LEVEL / 2**looked),
-        time_per_token=_speed_ratio([(_ms_per_token([a]), _ms_per_token([b])) for a, b in pairs]),
+    counts = {name: sum(each.counts[name] for each in timed) for name in timed[0].counts}
+    steps = counts.get("target_steps")
+    drafted = counts.get("proposed")
+    return SideFigures(
+        tokens_per_second=statistics.median(each.tokens_per_second for each in timed),
+        ms_per_token=statistics.median(times or [0.0]),
+        ms_to_first=1e3 * statistics.median(answer.first for answer in answers),
         tokens_per_step=counts["emitted"] / steps if steps else None,
         acceptance_rate=counts["accepted"] / drafted if drafted else None,
-        pairs=len(pairs),
     )
 
 
-def _of_mode(measured: Sequence[Measured], mode: Mode) -> list[Measured]:
-    return sorted((each for each in measured if each.block.mode == mode), key=lambda each: each.block.pair)
+def is_known(course: Course, percent: float) -> bool:
+    """Return whether a course has a verdict, and an interval within so many percent or around no difference."""
+    ratio = rows(course)[0].ratio
+    return ratio.verdict == "no difference" or (ratio.verdict in ("faster", "slower") and ratio.is_within(percent))
 
 
-def _side(measured: Sequence[Measured]) -> ModeFigures:
-    answers = [answer for each in measured for answer in each.answers]
-    answered = [answer for answer in answers if answer.error is None]
-    return ModeFigures(
-        tokens_per_second=statistics.median(_throughput(each) for each in measured),
-        ms_per_token=_ms_per_token(measured),
-        ms_to_first=1e3 * statistics.median([answer.first for answer in answered] or [0.0]),
-        requests=len(answers),
-        failed=len(answers) - len(answered),
-    )
-
-
-def _throughput(measured: Measured) -> float:
-    return sum(answer.num_tokens for answer in measured.answers if answer.error is None) / measured.seconds
-
-
-def _ms_per_token(measured: Sequence[Measured]) -> float:
-    """Return the median over the requests with more than one token."""
-    answers = [answer for each in measured for answer in each.answers if answer.error is None and answer.num_tokens > 1]
-    times = [1e3 * (answer.last - answer.first) / (answer.num_tokens - 1) for answer in answers]
-    return statistics.median(times or [0.0])
-
-
-def _speed_ratio(times: Sequence[tuple[float, float]]) -> Ratio | None:
-    """Return the speed ratio from pairs of times per token, off and on."""
-    if any(off <= 0 or on <= 0 for off, on in times):
+def advice(course: Course) -> str | None:
+    """Return how many more prompts would probably show a difference of the measured size; None if one is decided."""
+    row = rows(course)[0]
+    if row.kind != ALL or row.ratio.low is None:
+        return "Too few prompts were measured for an interval"
+    if row.verdict != "no difference shown":
         return None
-    return ratio([math.log(off / on) for off, on in times])
+    import numpy as np
+    from scipy.special import ndtr, stdtrit
+
+    logarithms = [(pair.group.kind, pair.logarithm()) for pair in course.counted]
+    mean = math.log(row.ratio.mean)
+    variance, _ = _variance(logarithms, mean)
+    counts = np.arange(len(logarithms) + 1, _MOST_PAIRS + 1)
+    quantiles = _POWER - stdtrit(counts - 1, ndtr(-critical_value(course.looks, course.level)))
+    is_enough = quantiles * np.sqrt(variance * len(logarithms) / counts) < abs(mean)
+    if not is_enough.any():
+        return f"If there is a difference, {_MOST_PAIRS * course.concurrency} prompts would be too few to show it"
+    more = int(is_enough.argmax()) + 1
+    pairs = len(course.pairs) + more
+    given = "" if pairs <= len(course.groups) else f"{pairs * course.concurrency} prompts and "
+    minutes = math.ceil(pairs * course.seconds / len(course.pairs) / 60)
+    return (
+        f"If the ratio is the measured {row.ratio.mean:.2f}, about {more * course.concurrency} more prompts would "
+        f"probably show it: give {given}--minutes {minutes}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place, in characters, where both sides' greedy texts of a prompt part, and what they go on with."""
+
+    kind: str
+    prompt: str
+    at: int
+    tested: str
+    baseline: str
+
+
+def differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
+    """Yield where texts differ, of whole pairs."""
+    for pair in pairs:
+        if pair.is_whole and pair.tested and pair.baseline:
+            answers = zip(pair.group.prompts, pair.tested.answers, pair.baseline.answers, strict=True)
+            for prompt, one, other in answers:
+                if one.text != other.text:
+                    parts = zip(one.text, other.text, strict=False)
+                    at = next(
+                        (place for place, (a, b) in enumerate(parts) if a != b), min(len(one.text), len(other.text))
+                    )
+                    shown = (text[at : at + _SHOWN] for text in (one.text, other.text))
+                    yield Difference(pair.group.kind, _begin(prompt.body()), at, *shown)
+
+
+def _begin(body: dict[str, Any]) -> str:
+    text = body["prompt"] if "prompt" in body else str(body["messages"][-1].get("content"))
+    return str(text)[:_SHOWN]
+
+
+def as_dict(course: Course) -> dict[str, Any]:
+    """Return a course and its rows ready for JSON."""
+    return {
+        "concurrency": course.concurrency,
+        "ended": course.ended,
+        "seconds": course.seconds,
+        "failed_pairs": sum(not pair.is_whole for pair in course.pairs),
+        "advice": advice(course),
+        "rows": [asdict(row) for row in rows(course)],
+    }

@@ -1,125 +1,296 @@
-"""Execution of a benchmark: for each block in turn, switch the mode and send the requests concurrently."""
+"""Execution of a benchmark: each group of prompts is answered by both sides, one right after the other."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from specplug.errors import EngineError
-from specplug.tools.bench.prompts import Block, Prompt
-from specplug.tools.client.answers import Answer, Mode
-from specplug.tools.client.http import ServerClient, answer_all
-
-COUNTS = ("target_steps", "proposed", "accepted", "emitted")
-"""Counters of `/specplug/status` from which a block's tokens per step are computed."""
+from specplug.tools.bench.prompts import Group, Prompt
+from specplug.tools.bench.sequential import FEWEST, Look, next_look
+from specplug.tools.client.answers import Answer, ServedModels, ServerStatus
+from specplug.tools.client.http import Refused, ServerClient, answer_all
 
 WARM_UP = Prompt("The quick brown fox")
-"""An untimed request before each block; once it is answered, the new mode is in effect."""
+"""Sent to each side before anything is timed."""
+
+COUNTS = ("target_steps", "proposed", "accepted", "emitted")
+"""Counters of `/specplug/status` from which tokens per step are computed."""
+
+FAILURES = 3
+"""Pairs in a row without a whole answer that end a run."""
+
+_MEMORY = "response memory"
+"""The end of the names of sources that draft from earlier responses."""
+
+Counts = Mapping[str, int]
+End = Literal["decided", "prompts", "minutes", "failures", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Measurements of one block, in `seconds` from the first request sent to the last one answered.
+class Side:
+    """One of the two that are compared: requests to a server, with further fields in their bodies.
 
-    `counts` are the increases of the counters in `/specplug/status` over the block.
+    `status` is the server's before the run; None without specplug.
     """
 
-    block: Block
+    label: str
+    server: ServerClient
+    model: str
+    fields: Mapping[str, Any]
+    status: ServerStatus | None
+
+    def about(self) -> dict[str, Any]:
+        """Return what the side is, ready for JSON."""
+        return {"label": self.label, "url": self.server.url, "versions": self.status.versions if self.status else {}}
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One side's answers to a group, in `seconds` from the first request sent to the last one answered.
+
+    `counts` are the increases of the server's counters meanwhile; empty if they are not read.
+    """
+
     answers: tuple[Answer, ...]
     seconds: float
-    counts: dict[str, int]
+    counts: Counts
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Return the throughput of all requests together."""
+        return sum(answer.num_tokens for answer in self.answers) / self.seconds
+
+    @property
+    def is_remembered(self) -> bool:
+        """Return whether earlier responses gave half of the tokens or more."""
+        return bool(self.counts) and 2 * self.counts["remembered"] >= max(1, self.counts["emitted"])
 
 
-@asynccontextmanager
-async def keeping_mode(server: ServerClient) -> AsyncIterator[None]:
-    """Restore the server's mode on exit, even after an exception."""
-    before = (await server.status()).mode
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both sides' answers to a group; `errors` are those of requests, the untimed ones included."""
+
+    group: Group
+    tested: Timed | None
+    baseline: Timed | None
+    errors: tuple[str, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether every request was answered with tokens, so that the pair is counted."""
+        return not self.errors
+
+    @property
+    def is_remembered(self) -> bool:
+        """Return whether earlier responses gave half of a side's tokens or more."""
+        return any(side is not None and side.is_remembered for side in (self.tested, self.baseline))
+
+    def logarithm(self) -> float:
+        """Return the logarithm of the ratio of the tested side's throughput to the baseline's, if the pair is whole."""
+        assert self.tested is not None
+        assert self.baseline is not None
+        return math.log(self.tested.tokens_per_second / self.baseline.tokens_per_second)
+
+
+@dataclass
+class Course:
+    """A run at one concurrency, so far: `groups` that there are, its pairs, looks, seconds, and how it ended.
+
+    `level` is the probability that any of its intervals misses the ratio.
+    """
+
+    concurrency: int
+    groups: Sequence[Group]
+    level: float
+    pairs: list[Pair] = field(default_factory=list)
+    looks: tuple[Look, ...] = ()
+    seconds: float = 0.0
+    ended: End = "interrupted"
+
+    @property
+    def counted(self) -> list[Pair]:
+        """Return the pairs that are whole and not from older memory."""
+        return [pair for pair in self.pairs if pair.is_whole and not pair.is_remembered]
+
+    def fraction(self, limit: float) -> float:
+        """Return which part of the groups or of the limit in seconds is over."""
+        return min(1.0, max(len(self.pairs) / len(self.groups), self.seconds / limit))
+
+    def look(self, fraction: float) -> bool:
+        """Look at the pairs so far, once a fraction of the run is over; return false with fewer than `FEWEST`.
+
+        A second look at the same pairs replaces the first one, as it spends more of the error.
+        """
+        pairs = len(self.counted)
+        if pairs < FEWEST:
+            return False
+        before = self.looks[:-1] if self.looks and self.looks[-1].pairs == pairs else self.looks
+        spent = self.looks[-1].fraction if self.looks else 0.0
+        self.looks = (*before, Look(pairs, max(spent, fraction)))
+        return True
+
+
+async def sides_of(servers: Sequence[ServerClient], model: str | None) -> tuple[Side, Side]:
+    """Return one server with speculation and without, or two servers, the first of which is tested.
+
+    A server that is down or has no `/v1/models`, a single one without specplug or whose operator has switched it off,
+    and two that serve different models raise `EngineError`.
+    """
+    if len(servers) == 2:
+        tested, baseline = [await _connect(server, server.url, model) for server in servers]
+        if tested.model != baseline.model:
+            raise EngineError.build(
+                "the servers do not serve the same model",
+                who="specplug bench",
+                found=f"{tested.model} at {tested.label}, {baseline.model} at {baseline.label}",
+                remedy="Start both with the same model and the same --served-model-name",
+            )
+        return tested, baseline
+    [server] = servers
+    tested = await _connect(server, "speculation on", model)
+    if tested.status is None:
+        raise EngineError.build(
+            "the server runs without specplug",
+            who=server.url,
+            found="no /specplug/status",
+            remedy="Start it with specplug (docs/serving.md), or compare it: specplug bench URL_WITH_SPECPLUG URL",
+        )
+    if tested.status.mode == "off":
+        raise EngineError.build(
+            "the operator has switched speculation off",
+            who=server.url,
+            remedy='Switch it on: POST {"mode": "on"} to /specplug/mode',
+        )
+    return tested, replace(tested, label="speculation off", fields=_fields(tested.status, enabled=False))
+
+
+async def _connect(server: ServerClient, label: str, wanted: str | None) -> Side:
     try:
-        yield
-    finally:
-        await server.set_mode(before)
+        models = [model.id for model in (await server.ask(ServedModels, "GET", "/v1/models")).data]
+    except Refused as error:
+        remedy = "Give the address of a vLLM or SGLang server, without a path"
+        raise EngineError.build("no models are listed", who=server.url, found=error, remedy=remedy) from error
+    if wanted not in (None, *models):
+        raise EngineError.build("no such model", who=server.url, found=wanted, expected=" or ".join(models))
+    try:
+        status = await server.status()
+    except Refused as error:
+        if error.status in (401, 403):
+            raise
+        return Side(label, server, wanted or models[0], {}, None)
+    return Side(label, server, wanted or models[0], _fields(status), status)
+
+
+def _fields(status: ServerStatus, **given: bool) -> dict[str, Any]:
+    """Return specplug's fields for the body of a request: `store: false`, and those given."""
+    fields = {f"specplug_{name}": int(value) for name, value in {"store": False, **given}.items()}
+    return {"custom_params" if "sglang" in status.versions else "vllm_xargs": fields}
 
 
 async def measure(
-    server: ServerClient,
-    model: str,
-    blocks: Sequence[Block],
+    sides: tuple[Side, Side],
+    course: Course,
     max_tokens: int,
-    advance: Callable[[Block], None],
-    looks: Sequence[int],
-    is_known: Callable[[Sequence[Measured]], bool],
-) -> list[Measured]:
-    """Run the blocks of each concurrency, in order, until `is_known`, called after as many pairs as `looks` names.
+    limit: float,
+    advance: Callable[[Group], None],
+    is_known: Callable[[Course], bool],
+) -> None:
+    """Run a course until `is_known`, called at each look, or its groups or `limit` seconds are over.
 
-    `advance` is called with the block after each answered request. Routes that do not answer, and a whole block of
-    requests without a token, raise `EngineError`.
+    What is measured stands in `course`, also if the run is interrupted.  `advance` is called after each group.
     """
-    found = []
-    for concurrency in dict.fromkeys(block.concurrency for block in blocks):
-        of_one = [block for block in blocks if block.concurrency == concurrency]
-        done: list[Measured] = []
-        for pairs in looks:
-            for block in of_one[len(done) : 2 * pairs]:
-                done.append(await _measured(server, model, block, max_tokens, partial(advance, block)))
-            if is_known(done):
-                break
-        found += done
-    return found
+    try:
+        async with asyncio.timeout(limit):
+            await _measure(sides, course, max_tokens, limit, advance, is_known)
+    except TimeoutError:  # in the middle of a pair
+        course.ended = "minutes"
+        course.look(1.0)
+    finally:
+        if course.ended in ("failures", "interrupted"):
+            course.look(course.fraction(limit))
 
 
-async def _measured(
-    server: ServerClient, model: str, block: Block, max_tokens: int, done: Callable[[], None]
-) -> Measured:
-    await server.set_mode(block.mode)
-    await _answers(server, model, [WARM_UP], 4)
-    before = await counts(server)
-    began = time.perf_counter()
-    answers = await _answers(server, model, block.prompts, max_tokens, block.concurrency, done)
-    seconds = time.perf_counter() - began
-    after = await counts(server)
-    if not any(answer.num_tokens for answer in answers):
-        raise EngineError.build(
-            "no request of a block was answered",
-            who=f"speculation {block.mode}, {block.concurrency} in flight",
-            found="; ".join(dict.fromkeys(answer.error or "an answer without tokens" for answer in answers)),
-            remedy="Send one of the prompts by hand to see what the server says",
-        )
-    return Measured(block, tuple(answers), seconds, {name: after[name] - before[name] for name in after})
-
-
-async def same_texts(server: ServerClient, model: str, prompts: Sequence[Prompt], max_tokens: int) -> int:
-    """Return the number of prompts with the same greedy answer in both modes, each sent alone."""
-    answers: dict[Mode, list[Answer]] = {}
-    modes: tuple[Mode, Mode] = ("off", "on")
-    for mode in modes:
-        await server.set_mode(mode)
-        answers[mode] = await _answers(server, model, prompts, max_tokens)
-    pairs = zip(answers["off"], answers["on"], strict=True)
-    return sum(off.error is None and on.error is None and off.text == on.text for off, on in pairs)
-
-
-async def counts(server: ServerClient) -> dict[str, int]:
-    """Return the counters of the server's drafts, summed over its engines."""
-    totals = [metrics.total for metrics in (await server.status()).metrics]
-    return {name: sum(getattr(total, name) for total in totals) for name in COUNTS}
-
-
-async def _answers(
-    server: ServerClient,
-    model: str,
-    prompts: Sequence[Prompt],
+async def _measure(
+    sides: tuple[Side, Side],
+    course: Course,
     max_tokens: int,
-    together: int = 1,
-    done: Callable[[], None] = lambda: None,
-) -> list[Answer]:
+    limit: float,
+    advance: Callable[[Group], None],
+    is_known: Callable[[Course], bool],
+) -> None:
+    began = time.perf_counter()
+    for side in sides:
+        await _send(side, [WARM_UP], 16)
+    for number, group in enumerate(course.groups, 1):
+        course.pairs.append(await _pair(sides, group, course.concurrency, max_tokens))
+        course.seconds = time.perf_counter() - began
+        advance(group)
+        if number >= FAILURES and not any(pair.is_whole for pair in course.pairs[-FAILURES:]):
+            course.ended = "failures"
+            return
+        is_over = course.seconds * (1 + 1 / number) > limit  # the next pair would exceed it
+        is_last = is_over or number == len(course.groups)
+        is_due = len(course.counted) >= next_look(course.looks[-1].pairs if course.looks else 0)
+        if (is_last or is_due) and course.look(1.0 if is_last else course.fraction(limit)) and is_known(course):
+            course.ended = "decided"
+            return
+        if is_last:
+            course.ended = "prompts" if number == len(course.groups) else "minutes"
+            return
+
+
+async def _pair(sides: tuple[Side, Side], group: Group, together: int, max_tokens: int) -> Pair:
+    """Answer a group by both sides, after the prompts have been put into the prefix caches of both."""
+    tested, baseline = sides
+    errors: list[str] = []
+    timed: dict[str, Timed] = {}
+    try:
+        for side in {side.server.url: side for side in sides}.values():
+            answers = await _send(side, group.prompts, 1, together)
+            errors += [answer.error for answer in answers if answer.error]
+        for side in sides if group.tested_first else sides[::-1]:
+            if not errors:
+                timed[side.label] = found = await _timed(side, group.prompts, together, max_tokens)
+                errors += [error for answer in found.answers if (error := _error(answer))]
+    except EngineError as error:  # of the status
+        errors.append(str(error))
+    return Pair(group, timed.get(tested.label), timed.get(baseline.label), tuple(errors))
+
+
+def _error(answer: Answer) -> str | None:
+    return answer.error or (None if answer.num_tokens else "an answer without tokens")
+
+
+async def _timed(side: Side, prompts: Sequence[Prompt], together: int, max_tokens: int) -> Timed:
+    before = await _counts(side)
+    began = time.perf_counter()
+    answers = await _send(side, prompts, max_tokens, together)
+    seconds = time.perf_counter() - began
+    after = await _counts(side)
+    return Timed(tuple(answers), seconds, {name: after[name] - before[name] for name in after})
+
+
+async def _counts(side: Side) -> Counts:
+    """Return the counters of a server's drafts, summed over its engines."""
+    if side.status is None:
+        return {}
+    parts = list((await side.server.status()).metrics)
+    totals = {name: sum(getattr(part.total, name) for part in parts) for name in COUNTS}
+    memory = [counts for part in parts for name, counts in part.by_source.items() if name.endswith(_MEMORY)]
+    return {**totals, "remembered": sum(counts.accepted for counts in memory)}
+
+
+async def _send(side: Side, prompts: Sequence[Prompt], max_tokens: int, together: int = 1) -> list[Answer]:
     """Send greedy, streamed requests, `together` of them in flight."""
-    defaults = {"model": model, "max_tokens": max_tokens, "temperature": 0.0}
+    common = {"model": side.model, "max_tokens": max_tokens, "temperature": 0.0, **side.fields}
     streamed = {"stream": True, "stream_options": {"include_usage": True}}
 
     async def send(prompt: Prompt) -> Answer:
-        return await server.stream(prompt.path, {**prompt.body(), **defaults, **streamed})
+        return await side.server.stream(prompt.path, {**prompt.body(), **common, **streamed})
 
-    return await answer_all(prompts, together, send, done)
+    return await answer_all(prompts, together, send, lambda: None)

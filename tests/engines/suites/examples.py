@@ -157,23 +157,26 @@ class ExamplesSuite:
             if situation != "quote":
                 assert all(arms[fed]["tokens_per_step"] > 1.15 * arms[ALONE]["tokens_per_step"] for fed in FED), arms
 
-    def test_bench_measures_both_modes_and_puts_the_server_back(self, server: Server, tmp_path: Path):
-        """Ten tasks, two of them in flight, and chats among them."""
+    def test_bench_measures_both_modes_by_request(self, server: Server, tmp_path: Path):
+        """Ten tasks, two of them in flight, and chats among them; nothing is switched or drafted from older memory."""
         tasks = make_tasks("edit", "held-out", 10, 7)
-        lines: list[dict[str, Any]] = [{"prompt": task.prompt} for task in tasks[:7]]
-        lines += [{"messages": [{"role": "user", "content": task.prompt}]} for task in tasks[7:]]
-        path = tmp_path / "prompts.jsonl"
+        lines: list[dict[str, Any]] = [{"prompt": task.prompt} for task in tasks[:6]]
+        lines += [{"messages": [{"role": "user", "content": task.prompt}], "kind": "chats"} for task in tasks[6:]]
+        path = tmp_path / "edits.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        arguments = ["--concurrency", "2", "--pairs", "2", "--max-tokens", "24", "--check", "2", "--json"]
+        arguments = ["--concurrency", "2", "--max-tokens", "24", "--minutes", "5", "--json"]
         result = CliRunner().invoke(app, ["bench", server.url, str(path), *arguments])
         assert result.exit_code == 0, result.output
         found = json.loads(result.stdout)
-        (row,) = found["rows"]
-        assert found["check"] == {"identical": 2, "requested": 2}
+        (course,) = found["runs"]
+        assert (found["texts"]["compared"], found["texts"]["identical"]) == (10, 10)
         assert found["errors"] == []
-        assert row["off"]["requests"] == row["on"]["requests"] == 4
-        assert row["off"]["tokens_per_second"] > 0
-        assert row["tokens_per_step"] > 1.5  # edits are copies
-        assert row["throughput"]["low"] <= row["throughput"]["mean"] <= row["throughput"]["high"]
+        assert course["ended"] in ("prompts", "decided")
+        first, *kinds = course["rows"]
+        assert {row["kind"]: row["prompts"] for row in kinds} == {"edits": 6, "chats": 4}
+        assert first["baseline"]["tokens_per_second"] > 0
+        assert (first["baseline"]["tokens_per_step"], first["baseline"]["acceptance_rate"]) == (1.0, None)
+        assert first["tested"]["tokens_per_step"] > 1.5  # edits are copies
+        assert first["ratio"]["low"] <= first["ratio"]["mean"] <= first["ratio"]["high"]
         (engine,) = json.loads(server.get("/specplug/status"))["engines"]
         assert engine["scheduler"]["control"]["mode"] == "on"

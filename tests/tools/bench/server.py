@@ -1,96 +1,115 @@
-"""Small OpenAI server with specplug's operator routes for tests of the benchmark; it answers from its prompts."""
+"""Small OpenAI server, with specplug or without, for tests of the benchmark; it answers from its prompts.
+
+Its time is simulated: each answer advances a `Clock` that the benchmark reads.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from tests.tools.client.servers import LocalServer, stream_of
 
 COUNTS = {"target_steps": 0, "proposed": 0, "accepted": 0, "rejected": 0, "emitted": 0}
+TOKENS = 8
+
+
+class Clock:
+    """A clock in place of the module `time`, which only requests advance."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.lock = threading.Lock()
+
+    def perf_counter(self) -> float:
+        """Return the seconds since the start."""
+        return self.now
 
 
 class FakeServer(LocalServer):
     """A server with configured behaviour that records its requests.
 
     Attributes:
-        mode: of speculation; with "on" each step emits `per_step` tokens.
-        requests: (mode, prompt) in order of arrival, without the warm-up's.
-        chats: how many of them were chats.
-        most_in_flight: the most requests that were answered at the same time.
-        garbles: whether speculation changes the text, as no server should.
+        mode: of the operator.
+        seconds: that an answer takes, by its prompt, and whether it is drafted.
+        requests: (what, prompt) in order of arrival, where `what` is "warm", "on" or "off".
+        chats: how many of the timed requests were chats.
+        stored: how many requests may be remembered.
+        garbles: whether drafts change the text, as on no server.
         fails: prompts that are answered with a 500.
+        dies_after: requests after which every further one gets a 500.
+        remembered: prompts whose answers come from older memory if they are drafted.
         operator_key: asked of the operator's routes.
         template: the chat template, around the text of the last message; None if the model has none.
+        together: a barrier that timed requests wait at, if there is one.
     """
 
-    def __init__(self) -> None:
-        operators = {"/specplug/status": self._status, "/specplug/mode": self._switch}
+    def __init__(
+        self, clock: Clock | None = None, *, specplug: bool = True, models: tuple[str, ...] = ("fake",)
+    ) -> None:
+        operators = {"/specplug/status": self._status} if specplug else {}
         templates = {"/tokenize": self._tokenize, "/detokenize": self._detokenize}
         completions = dict.fromkeys(("/v1/completions", "/v1/chat/completions"), self._complete)
-        super().__init__({"/v1/models": {"data": [{"id": "fake"}]}, **operators, **templates, **completions})
-        self.mode, self.per_step = "on", 4
+        listed = {"data": [{"id": model} for model in models]}
+        super().__init__({"/v1/models": listed, **operators, **templates, **completions})
+        self.clock = clock or Clock()
+        self.mode = "on"
+        self.seconds: Callable[[str, bool], float] = lambda prompt, drafted: 0.5 if drafted else 1.0
         self.requests: list[tuple[str, str]] = []
-        self.chats = 0
-        self.switched: list[str] = []
-        self.most_in_flight = self._in_flight = 0
+        self.chats = self.stored = 0
         self.garbles = False
         self.fails: set[str] = set()
+        self.dies_after: int | None = None
+        self.remembered: set[str] = set()
         self.operator_key: str | None = None
         self.counts = dict(COUNTS)
+        self.memory = dict(COUNTS)
         self.template: str | None = None
         self.together: threading.Barrier | None = None
-        self._lock = threading.Lock()
 
-    def answer(self, body: dict[str, Any]) -> tuple[list[str], int]:
+    def _answer(self, body: dict[str, Any]) -> tuple[list[str], int]:
         """Return the pieces of an answer and its tokens."""
         prompt = body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
-        timed = body["max_tokens"] > 4
-        with self._lock:
+        fields = body.get("vllm_xargs", {})
+        drafted = bool(fields.get("specplug_enabled", 1)) and "/specplug/status" in self.routes
+        timed = body["max_tokens"] > 16
+        with self.clock.lock:
+            if body["max_tokens"] != 16:  # the warm-up's
+                self.requests.append((("on" if drafted else "off") if timed else "warm", prompt))
+            self.chats += timed and "messages" in body
+            self.stored += bool(fields.get("specplug_store", 1))
+            steps = TOKENS // 4 if drafted else TOKENS
+            found = {"target_steps": steps, "emitted": TOKENS}
+            found |= {"proposed": 2 * (TOKENS - steps), "accepted": TOKENS - steps} if drafted else {}
+            for name, count in found.items():
+                self.counts[name] += count
+            if drafted and prompt in self.remembered:
+                self.memory["accepted"] += found["accepted"]
             if timed:
-                self.requests.append((self.mode, prompt))
-                self.chats += "messages" in body
-            self._in_flight += 1
-            self.most_in_flight = max(self.most_in_flight, self._in_flight)
-            tokens, steps = 8, 8 if self.mode == "off" else 8 // self.per_step
-            self.counts["target_steps"] += steps
-            self.counts["emitted"] += tokens
-            if self.mode == "on":
-                self.counts["proposed"] += 2 * (tokens - steps)
-                self.counts["accepted"] += tokens - steps
+                self.clock.now += self.seconds(prompt, drafted)
         if timed and self.together is not None:
             self.together.wait(10)
-        with self._lock:
-            self._in_flight -= 1
-        text = prompt[:8] + ("!" if self.garbles and self.mode == "on" else "")
-        return [text[:3], text[3:]], tokens
+        text = prompt[:8] + ("!" if self.garbles and drafted else "")
+        return [text[:3], text[3:]], TOKENS
 
     def _complete(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> Any:
-        if body.get("prompt") in self.fails:
+        if body.get("prompt") in self.fails or (self.dies_after is not None and len(self.requests) >= self.dies_after):
             return 500, {"error": "planted"}
-        pieces, tokens = self.answer(body)
+        pieces, tokens = self._answer(body)
         choices = [{"delta": {"content": piece}} if "messages" in body else {"text": piece} for piece in pieces]
         events = [{"choices": [choice]} for choice in choices]
         return stream_of(*events, {"choices": [], "usage": {"completion_tokens": tokens}})
 
-    def _refusal(self, handler: BaseHTTPRequestHandler) -> tuple[int, Any] | None:
-        key = self.operator_key
-        is_allowed = key is None or handler.headers.get("Authorization") == f"Bearer {key}"
-        return None if is_allowed else (401, {"error": "Unauthorized"})
-
     def _status(self, handler: BaseHTTPRequestHandler, _: object) -> Any:
+        key = self.operator_key
+        if key is not None and handler.headers.get("Authorization") != f"Bearer {key}":
+            return 401, {"error": "Unauthorized"}
         control = {"mode": self.mode, "num_speculative_tokens": None}
-        workers = [{"rank": 0, "metrics": {"total": self.counts}}, {"rank": 1}]
-        engines = [{"scheduler": {"control": control}, "workers": workers}]
-        return self._refusal(handler) or {"versions": {"specplug": "0"}, "engines": engines}
-
-    def _switch(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> Any:
-        refusal = self._refusal(handler)
-        if refusal is None:
-            self.mode = body["mode"]
-            self.switched.append(self.mode)
-        return refusal or {}
+        counted = {"total": self.counts, "by_source": {"ngram/own text": COUNTS, "ngram/response memory": self.memory}}
+        workers = [{"rank": 0, "metrics": counted}, {"rank": 1}]
+        return {"versions": {"specplug": "0"}, "engines": [{"scheduler": {"control": control}, "workers": workers}]}
 
     def _tokenize(self, _: BaseHTTPRequestHandler, body: dict[str, Any]) -> Any:
         if self.template is None:

@@ -1,162 +1,143 @@
-"""`specplug bench` against a small server of our own: what it sends, in which mode, and what it reports."""
+"""`specplug bench` against small servers in simulated time: what it sends, when it ends, and what it reports."""
 
 from __future__ import annotations
 
 import json
-import math
-import statistics
 import threading
 from collections import Counter
-from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.stats import t
 
-from specplug.errors import SettingsError, TraceError
-from specplug.tools.bench import report
-from specplug.tools.bench.prompts import Block, Prompt, assign_blocks, read_prompts
-from specplug.tools.bench.report import LEVEL, look_counts, ratio, rows
-from specplug.tools.bench.run import Measured
-from specplug.tools.client.answers import Answer
-from tests.tools.bench.server import COUNTS, FakeServer
-from tests.tools.cli.tools import invoke
+from specplug.tools.bench import run
+from specplug.tools.client.http import ServerClient
+from tests.tools.bench.server import Clock, FakeServer
+from tests.tools.cli.tools import invoke, stated
 
 bench = partial(invoke, "bench")
 
 
 @pytest.fixture
+def clock(monkeypatch) -> Clock:
+    """Return the clock by which servers take time."""
+    found = Clock()
+    monkeypatch.setattr(run, "time", found)
+    return found
+
+
+@pytest.fixture
+def server(clock) -> FakeServer:
+    return FakeServer(clock)
+
+
+@pytest.fixture
 def prompts(tmp_path):
+    """Return a file of 24 prompts of two kinds."""
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"{number:02d}" * (number + 1)}) + "\n" for number in range(24)))
+    lines = [{"prompt": f"{number:02d} text", "kind": ("code", "chat")[number % 2]} for number in range(24)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
-# -- prompts -----------------------------------------------------------------------------------------------------------
+def kind_of(prompt: str) -> str:
+    return ("code", "chat")[int(prompt[:2]) % 2]
 
 
-def test_prompts_are_read_from_traces_and_chat_logs_without_repeats(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"prompt": "one", "output": "x"}\n\n{"prompt": "one", "output": "y"}\n')
-    chat = [{"role": "user", "content": "two"}, {"role": "assistant", "content": "answer"}]
-    (tmp_path / "b.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
-    found = read_prompts([tmp_path])
-    assert found == [Prompt("one"), Prompt(messages=(chat[0],))]
-    assert [prompt.path for prompt in found] == ["/v1/completions", "/v1/chat/completions"]
+# -- one server --------------------------------------------------------------------------------------------------------
+
+
+def test_each_prompt_is_warmed_and_answered_in_both_modes_in_turn(server, prompts):
+    with server.running() as url:
+        found = stated("bench", url, prompts, "--until", "end")
+    assert len(server.requests) == 72
+    triples = [server.requests[place : place + 3] for place in range(0, 72, 3)]
+    orders = Counter(tuple(what for what, _ in triple) for triple in triples)
+    assert set(orders) == {("warm", "on", "off"), ("warm", "off", "on")}
+    assert all(len({prompt for _, prompt in triple}) == 1 for triple in triples)
+    assert len({triple[0][1] for triple in triples}) == 24
+    assert server.stored == 0
+    (course,) = found["runs"]
+    first, *kinds = course["rows"]
+    assert (first["kind"], first["prompts"], first["verdict"]) == ("all", 24, "faster")
+    assert first["ratio"]["mean"] == pytest.approx(2.0)
+    assert (first["tested"]["tokens_per_second"], first["baseline"]["tokens_per_second"]) == (16.0, 8.0)
+    assert (first["tested"]["tokens_per_step"], first["tested"]["acceptance_rate"]) == (4.0, 0.5)
+    assert {row["kind"]: row["prompts"] for row in kinds} == {"code": 12, "chat": 12}
+    assert found["texts"] == {"compared": 24, "identical": 24, "differences": []}
+    assert (found["model"], found["tested"]["label"], course["ended"]) == ("fake", "speculation on", "prompts")
+
+
+def test_the_run_ends_once_it_knows_and_says_what_gains(server, prompts):
+    server.seconds = lambda prompt, drafted: (
+        0.4 if drafted and kind_of(prompt) == "code" else 1.0 + int(prompt[:2]) / 1e4
+    )
+    with server.running() as url:
+        shown = bench(url, prompts, code=0)
+    assert len(server.requests) == 36, "at the first look"
+    assert "1 in flight: faster, 1.5" in shown.stdout
+    assert "by 12 prompts" in shown.stdout
+    assert "gains: code 2.5" in shown.stdout
+    stderr = " ".join(shown.stderr.split())
+    assert "at most 2 minutes (--minutes) and 24 prompts" in stderr
+    assert "12 prompts, 20 s: 1.58 (1.58 to 1.58)" in stderr, "progress"
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("seconds", "arguments", "pairs", "ended", "said"),
     [
-        ("{", "no JSON"),
-        ("[" * 100_000, "no JSON"),
-        ("5", "int"),
-        ('{"text": "a"}', "'text'"),
-        ('{"prompt": ""}', "'prompt'"),
-        ('{"messages": ["a"]}', "'messages'"),
-        ('{"messages": [{"role": "assistant", "content": "a"}]}', "'messages'"),
+        (lambda prompt, drafted: 1.0, (), 12, "decided", "no difference, 1.00 (1.00 to 1.00)"),
+        (
+            lambda prompt, drafted: 1 - drafted * (0.9 - int(prompt[:2]) / 40),
+            ("--minutes", "0.15"),
+            6,
+            "minutes",
+            "faster",
+        ),
+        (lambda prompt, drafted: 1.0 + (int(prompt[:2]) % 7) * drafted, (), 24, "prompts", "slower"),
+        (
+            lambda prompt, drafted: 1.0 + drafted * ((int(prompt[:2]) % 5) - 1.9) / 3,
+            (),
+            24,
+            "prompts",
+            "no difference shown",
+        ),
+        (lambda prompt, drafted: 0.5 if drafted else 1.0, ("--limit", "10"), 10, "decided", "faster"),
     ],
 )
-def test_a_line_without_a_prompt_is_named(tmp_path, line: str, found: str):
-    path = tmp_path / "bad.jsonl"
-    path.write_text('{"prompt": "fine"}\n' + line)
-    with pytest.raises(TraceError, match=r"bad\.jsonl, line 2") as error:
-        read_prompts([path])
-    assert found in str(error.value)
-
-
-@given(
-    sizes=st.lists(st.integers(1, 50), min_size=12, max_size=60),
-    concurrencies=st.sampled_from([[1], [2], [1, 2]]),
-    pairs=st.integers(1, 3),
-    seed=st.integers(0, 5),
-)
-def test_every_prompt_is_dealt_once_at_most_and_pairs_are_alike(sizes, concurrencies, pairs, seed):
-    prompts = [Prompt(f"{number} " + "x" * size) for number, size in enumerate(sizes)]
-    try:
-        blocks = assign_blocks(prompts, concurrencies, pairs, seed)
-    except SettingsError:
-        assert len(prompts) // (2 * pairs * len(concurrencies)) < max(concurrencies)
-        return
-    sent = Counter(prompt for block in blocks for prompt in block.prompts)
-    assert set(sent.values()) == {1}
-    assert set(sent) <= set(prompts)
-    assert [(block.concurrency, block.pair) for block in blocks] == [
-        (concurrency, pair) for concurrency in concurrencies for pair in range(pairs) for _ in range(2)
-    ]
-    for one, other in zip(blocks[::2], blocks[1::2], strict=True):
-        assert [one.mode, other.mode] == (["off", "on"] if one.pair % 2 == 0 else ["on", "off"])
-        assert len(one.prompts) == len(other.prompts) >= one.concurrency
-        longest = max(prompt.size for prompt in (*one.prompts, *other.prompts))
-        difference = sum(prompt.size for prompt in one.prompts) - sum(prompt.size for prompt in other.prompts)
-        assert abs(difference) <= longest  # alternating by size: they differ by less than one prompt
-
-
-# -- the run -----------------------------------------------------------------------------------------------------------
-
-
-def test_blocks_alternate_on_the_server_which_is_put_back(prompts):
-    server = FakeServer()
-    server.mode = "off"
+def test_ends_and_verdicts(server, prompts, seconds, arguments, pairs, ended, said):
+    server.seconds = seconds
     with server.running() as url:
-        result = bench(url, prompts, "--concurrency", "1", "--pairs", "2", "--check", "2", "--json", code=0)
-    stated = json.loads(result.stdout)
-    assert server.switched == ["off", "on", "on", "off", "off", "on", "off"]  # four blocks, the check, as it was
-    assert [mode for mode, _ in server.requests] == 6 * ["off"] + 12 * ["on"] + 6 * ["off"] + 2 * ["off"] + 2 * ["on"]
-    timed = [prompt for _, prompt in server.requests[:24]]
-    assert len(set(timed)) == 24
-    (row,) = stated["rows"]
-    assert row["on"]["requests"] == row["off"]["requests"] == 12
-    assert row["tokens_per_step"] == 4.0
-    assert row["acceptance_rate"] == 0.5
-    assert stated["check"] == {"identical": 2, "requested": 2}
-    assert stated["model"] == "fake"
+        found = stated("bench", url, prompts, *arguments)
+        shown = bench(url, prompts, *arguments, code=0)
+    (course,) = found["runs"]
+    assert (course["rows"][0]["prompts"], course["ended"]) == (pairs, ended)
+    assert said in shown.stdout
+    assert ("more prompts would" in shown.stdout) is (said == "no difference shown")
+    assert ("limit of time was reached" in shown.stdout) is (ended == "minutes")
 
 
-def test_so_many_requests_are_in_flight(prompts):
-    server = FakeServer()
+def test_groups_are_in_flight_together_and_each_concurrency_has_its_run(server, prompts):
     server.together = threading.Barrier(3)  # none is answered before three are there
     with server.running() as url:
-        bench(url, prompts, "--concurrency", "3", "--pairs", "2", "--check", "0", "--json", code=0)
-    assert server.most_in_flight == 3
+        found = stated("bench", url, prompts, "--concurrency", "3")
+        server.together = None
+        several = stated("bench", url, prompts, "--concurrency", "1,2")
+        refused = bench(url, prompts, "--concurrency", "1,64", code=2)
+    assert [row["prompts"] for row in found["runs"][0]["rows"]] == [24, 12, 12]
+    assert [each["concurrency"] for each in several["runs"]] == [1, 2]
+    assert "found 24 for 64 in flight; expected at least 128" in refused.stderr
 
 
-def test_changed_texts_and_failed_requests_are_shown_and_counted(prompts):
-    server = FakeServer()
-    server.garbles, server.fails = True, {"00"}
+def test_what_older_memory_gave_stands_apart(server, prompts):
+    server.remembered = {"00 text", "01 text"}
+    server.seconds = lambda prompt, drafted: 0.01 if drafted and prompt in server.remembered else 1.0 - drafted / 2
     with server.running() as url:
-        shown = bench(url, prompts, "--concurrency", "1", "--pairs", "1", code=1)
-        result = bench(url, prompts, "--concurrency", "1", "--pairs", "1", "--check", "0", "--json", code=1)
-    assert "Texts identical in both modes: 0 of 4" in shown.stdout
-    assert "a request failed: " in shown.stderr
-    stated = json.loads(result.stdout)
-    assert stated["rows"][0]["off"]["failed"] + stated["rows"][0]["on"]["failed"] == 1
-    assert "HTTP 500" in stated["errors"][0]
-
-
-def test_a_server_that_answers_nothing_ends_the_run_with_its_mode_put_back(prompts):
-    server = FakeServer()
-    server.fails = {f"{number:02d}" * (number + 1) for number in range(24)}
-    with server.running() as url:
-        result = bench(url, prompts, "--concurrency", "1", "--pairs", "1", code=2)
-    assert "no request of a block was answered" in result.stderr
-    assert server.switched[-1] == "on"
-
-
-def test_the_operators_key_is_requested_for_and_used(prompts):
-    server = FakeServer()
-    server.operator_key = "secret"
-    with server.running() as url:
-        refused = bench(url, prompts, "--concurrency", "1", "--pairs", "1", code=2)
-        bench(url, prompts, "--concurrency", "1", "--pairs", "1", "--operator-key", "secret", "--json", code=0)
-    assert "--operator-key" in refused.stderr
-
-
-def test_too_few_prompts_say_how_many_it_takes(prompts):
-    result = bench("http://127.0.0.1:9", prompts, "--concurrency", "1,64", code=2)
-    assert "found 24 for 12 blocks; expected at least 768" in result.stderr
+        found = stated("bench", url, prompts, "--until", "end")
+        shown = bench(url, prompts, "--until", "end", code=0)
+    first, *_, apart = found["runs"][0]["rows"]
+    assert (first["prompts"], first["ratio"]["mean"]) == (22, pytest.approx(2.0))
+    assert (apart["kind"], apart["prompts"], apart["ratio"]["mean"]) == ("(from older memory)", 2, pytest.approx(100.0))
+    assert "answered for the most part from responses that the server remembers" in " ".join(shown.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -168,105 +149,116 @@ def test_too_few_prompts_say_how_many_it_takes(prompts):
         (None, (), False, "no chat template that marks roles"),
     ],
 )
-def test_plain_prompts_are_chats_where_the_model_has_a_template(prompts, template, arguments, are_chats, described):
-    server = FakeServer()
+def test_plain_prompts_are_chats_where_the_model_has_a_template(
+    server, prompts, template, arguments, are_chats, described
+):
     server.template = template
     with server.running() as url:
-        result = bench(url, prompts, "--concurrency", "1", "--pairs", "1", *arguments, code=0)
-    assert (len(server.requests), server.chats) == (32, 32 * are_chats)
+        result = bench(url, prompts, "--limit", "4", *arguments, code=0)
+    assert server.chats == 8 * are_chats
     assert described in " ".join(result.stderr.split())
 
 
-def test_until_goes_on_with_pairs_until_it_knows(prompts, monkeypatch):
-    original = report.rows
+# -- two servers -------------------------------------------------------------------------------------------------------
 
-    def timed(measured, first_look=None):
-        on = [1 / 1.5, 1 / 2.0, 1 / 1.8, 1 / 1.7]  # two pairs show nothing yet, four do
-        seconds = [1.0 if each.block.mode == "off" else on[each.block.pair] for each in measured]
-        return original(
-            [replace(each, seconds=times) for each, times in zip(measured, seconds, strict=True)], first_look
-        )
 
-    monkeypatch.setattr(report, "rows", timed)
-    server = FakeServer()
+def test_two_servers_answer_each_prompt_in_turn(server, clock, prompts):
+    second = FakeServer(clock, specplug=False)
+    second.seconds = lambda prompt, drafted: 0.75
+    with server.running() as url, second.running() as other:
+        found = stated("bench", url, other, prompts, "--until", "end")
+        swapped = stated("bench", other, url, prompts, "--limit", "4")
+    assert found["runs"][0]["rows"][0]["ratio"]["mean"] == pytest.approx(1.5)
+    assert swapped["runs"][0]["rows"][0]["ratio"]["mean"] == pytest.approx(1 / 1.5)
+    assert Counter(what for what, _ in server.requests[:48]) == {"warm": 24, "on": 24}
+    assert Counter(what for what, _ in second.requests[:48]) == {"warm": 24, "off": 24}
+    assert all("vllm_xargs" not in body for body in second.received), "it may refuse fields that it does not know"
+    assert found["baseline"] == {"label": other, "url": other, "versions": {}}
+    assert found["runs"][0]["rows"][0]["baseline"]["tokens_per_step"] is None
+
+
+def test_differing_texts_are_shown_with_what_they_mean(server, clock, prompts):
+    second = FakeServer(clock, specplug=False)
+    server.garbles = True
+    with server.running() as url, second.running() as other:
+        shown = bench(url, other, prompts, code=1)
+        found = stated("bench", url, other, prompts, code=1)
+    assert "texts differ; 1 in flight: faster" in shown.stdout
+    assert "Texts identical on both sides: 0 of 12." in shown.stdout
+    assert "compare the models, dtypes, chat templates" in shown.stdout
+    assert len(found["texts"]["differences"]) == 12
+    part = found["texts"]["differences"][0]
+    assert (part["at"], part["tested"], part["baseline"]) == (7, "!", "")
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_fails_is_left_out_and_named(server, prompts):
+    server.fails = {"05 text"}
     with server.running() as url:
-        result = bench(url, prompts, "--concurrency", "1", "--pairs", "2", "--check", "0", "--until", "--json", code=0)
-    (row,) = json.loads(result.stdout)["rows"]
-    assert (row["pairs"], row["verdict"], len(server.requests)) == (4, "faster", 16)  # of 6 pairs and 24 prompts
+        shown = bench(url, prompts, "--until", "end", code=1)
+        found = stated("bench", url, prompts, "--until", "end", code=1)
+    assert "requests failed; 1 in flight: faster" in shown.stdout
+    assert "error: a request failed: POST" in shown.stderr
+    assert (found["runs"][0]["rows"][0]["prompts"], found["runs"][0]["failed_pairs"]) == (23, 1)
+    assert "HTTP 500" in found["errors"][0]
 
 
-# -- the report --------------------------------------------------------------------------------------------------------
+def test_a_server_that_fails_midway_loses_nothing(server, prompts):
+    server.dies_after = 3 * 9 + 1
+    with server.running() as url:
+        shown = bench(url, prompts, code=1)
+    assert "requests failed; 1 in flight: faster, 2.00 (2.00 to 2.00), by 9 prompts" in shown.stdout
+    assert "the run was ended" in shown.stdout
 
 
-def block_of(pair: int, mode: str, tokens: int, seconds: float) -> Measured:
-    answers = tuple(Answer(text="text", num_tokens=tokens, first=0.5, last=seconds) for _ in range(2))
-    return Measured(Block(2, pair, mode, (Prompt("a"), Prompt("b"))), answers, seconds, dict(COUNTS))
+def test_ctrl_c_loses_nothing(server, prompts, monkeypatch):
+    sent = ServerClient.stream
+
+    async def interrupted(self, path, body):
+        if len(server.requests) == 3 * 9:
+            raise KeyboardInterrupt
+        return await sent(self, path, body)
+
+    monkeypatch.setattr(ServerClient, "stream", interrupted)
+    with server.running() as url:
+        shown = bench(url, prompts, code=130)
+    assert "by 9 prompts" in shown.stdout
+    assert "The run was interrupted." in shown.stdout
 
 
-def test_ratios_are_those_of_pairs():
-    measured = [
-        block_of(pair, mode, 11, seconds)
-        for pair in range(3)
-        for mode, seconds in (("off", 8.5 + pair), ("on", 4.5 + pair / 2))
-    ]
-    (row,) = rows(measured)
-    speeds = [(8.5 + pair) / (4.5 + pair / 2) for pair in range(3)]
-    assert row.throughput.mean == pytest.approx(math.prod(speeds) ** (1 / 3))
-    assert row.time_per_token is not None
-    assert row.time_per_token.mean == pytest.approx(2.0)
-    assert row.off.ms_per_token == pytest.approx(900.0)
-    assert row.on.ms_to_first == pytest.approx(500.0)
-    assert row.tokens_per_step is None
+@pytest.mark.parametrize(
+    ("spoil", "arguments", "said"),
+    [
+        (lambda server: server.routes.pop("/v1/models"), (), "no models are listed"),
+        (lambda server: server.routes.pop("/specplug/status"), (), "bench URL_WITH_SPECPLUG URL"),
+        (lambda server: setattr(server, "mode", "off"), (), "the operator has switched speculation off"),
+        (lambda server: setattr(server, "operator_key", "secret"), (), "--operator-key"),
+        (lambda server: None, ("--model", "none"), "found none; expected fake"),
+        (lambda server: server.fails.update(f"{number:02d} text" for number in range(24)), (), "HTTP 500"),
+        (lambda server: None, ("http://127.0.0.1:9",), "http://127.0.0.1:9"),
+        (lambda server: None, ("http://127.0.0.1:9", "http://127.0.0.1:8"), "found 3; expected one or two"),
+        (lambda server: None, ("none.jsonl",), "cannot read prompts"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(server, prompts, spoil, arguments, said):
+    spoil(server)
+    with server.running() as url:
+        result = bench(url, prompts, *arguments, code=2)
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert said in line
 
 
-def test_the_interval_is_students():
-    found = ratio([math.log(2.0), math.log(4.0), math.log(8.0)])
-    reach = 4.302653 * math.log(2.0) / math.sqrt(3)
-    assert (found.mean, found.low, found.high) == pytest.approx((4.0, 4 * math.exp(-reach), 4 * math.exp(reach)))
-    assert found.verdict == "no difference shown"
-    assert ratio([math.log(2.0), math.log(2.1), math.log(2.2)]).verdict == "faster"
-    assert ratio([math.log(0.5), math.log(0.51), math.log(0.52)]).verdict == "slower"
-    assert ratio([math.log(2.0)]).verdict == "no difference shown"
-    assert ratio([math.log(2.0), math.log(2.1), math.log(2.2)]).needed is None
-    assert ratio([-0.5, 0.0, 0.5001]).needed is None, "a negligible difference asks for no prompts"
+def test_servers_of_different_models_are_refused(server, clock, prompts):
+    second = FakeServer(clock, models=("other", "fake"))
+    with server.running() as url, second.running() as other:
+        refused = bench(url, other, prompts, code=2)
+        bench(url, other, prompts, "--model", "fake", "--limit", "4", code=0)
+    assert f"found fake at {url}, other at {other}" in refused.stderr
 
 
-def test_too_wide_an_interval_says_how_many_more_prompts_it_takes():
-    factors = (1.0, 3.0, 3.6)  # 2.21, and 1 within the interval
-    measured = [
-        block_of(pair, mode, 11, 2.0 if mode == "off" else 2.0 / factor)
-        for pair, factor in enumerate(factors)
-        for mode in ("off", "on")
-    ]
-    (row,) = rows(measured)
-    needed = row.throughput.needed
-    assert needed is not None
-    assert needed > 3
-    deviation = statistics.stdev(map(math.log, factors))
-    for pairs, is_enough in ((needed, True), (needed - 1, False)):
-        quantiles = t.ppf(0.975, pairs - 1) + t.ppf(0.8, pairs - 1)
-        assert bool(quantiles * deviation / math.sqrt(pairs) < math.log(row.throughput.mean)) is is_enough
-    assert f"about {(needed - 3) * 4} more prompts" in row.advice  # two prompts in each of a pair's two blocks
-    assert f"--pairs {needed}" in row.advice
-    assert rows(measured[:2])[0].advice.endswith("give --pairs 3 or more")
-
-
-@given(st.integers(1, 40), st.integers(1, 200))
-def test_looks_share_the_level(first: int, most: int):
-    found = look_counts(first, most)
-    assert found[-1] == most
-    assert all(b <= 2 * a for a, b in pairwise(found))
-    assert sum(LEVEL / 2 ** len(look_counts(first, pairs)) for pairs in found) < LEVEL
-
-
-def test_failed_requests_are_left_out():
-    failed = Measured(
-        Block(2, 0, "on", (Prompt("a"), Prompt("b"))),
-        (Answer(error="x"), Answer(text="t", num_tokens=11, first=0.5, last=1.5)),
-        2.0,
-        dict(COUNTS),
-    )
-    (row,) = rows([block_of(0, "off", 11, 2.0), failed])
-    assert row.on.failed == 1
-    assert row.on.tokens_per_second == pytest.approx(5.5)
-    assert row.throughput.mean == pytest.approx(0.5)
+def test_the_operators_key_is_used(server, prompts):
+    server.operator_key = "secret"
+    with server.running() as url:
+        bench(url, prompts, "--operator-key", "secret", "--limit", "4", code=0)

@@ -57,7 +57,8 @@ def read(path: Path) -> tuple[str, Page]:
 @pytest.fixture
 def prompts(tmp_path):
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"{number:02d}" * (number + 1)}) + "\n" for number in range(24)))
+    lines = [{"prompt": f"{number:02d}" * (number + 1), "kind": ("code", "chat")[number % 2]} for number in range(8)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
@@ -65,30 +66,35 @@ def test_a_benchmark_is_handed_on_as_one_file(prompts, tmp_path, monkeypatch):
     server, path = FakeServer(), tmp_path / "bench.html"
     with server.running() as url:
         monkeypatch.setattr(sys, "argv", ["specplug", "bench", url, "--operator-key", "sesame"])
-        plain = ("bench", url, prompts, "--concurrency", "1,2", "--pairs", "2", "--html", path)
-        shown = invoke(*plain, "--json", code=0)
+        plain = ("bench", url, prompts, "--concurrency", "1,2", "--limit", "6", "--html", path)
+        shown = invoke(*plain, "--json")
     text, page = read(path)
     assert f"<td>specplug bench {url} --operator-key KEY</td>" in re.sub(r' class="\w*"', "", text)
     assert "sesame" not in text
-    assert "1 in flight: " in text
-    assert f"fake at {url} (specplug 0)" in text
-    assert "Texts identical in both modes: 4 of 4." in text
+    assert "fake: speculation on against speculation off, 2 in flight" in text
+    assert "Texts identical on both sides: 12 of 12." in text
     data = unescape(re.search(r"<details>.*<pre>(.*)</pre>", text, re.DOTALL)[1])  # type: ignore[index]
-    assert json.loads(data) == json.loads(shown.stdout)
-    (plot,) = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    words = "".join(ElementTree.fromstring(plot).itertext())
-    assert "tokens per second" in words
-    assert "throughput on / off" in words
-    assert [tag for tag, _ in page.tags].count("table") == 2
+    stated = json.loads(data)
+    assert stated == json.loads(shown.stdout)
+    plots = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(plots) == 2
+    for plot, course in zip(plots, stated["runs"], strict=True):
+        words = "".join(ElementTree.fromstring(plot).itertext())
+        assert f"with 95 % intervals; {course['concurrency']} in flight" in words
+        for row in course["rows"]:
+            ratio = row["ratio"]
+            assert f"{row['kind']} ({row['prompts']})" in words
+            assert f"{ratio['mean']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" in words
+    assert [tag for tag, _ in page.tags].count("table") == 3
 
 
 def test_failures_and_differing_texts_head_the_page(prompts, tmp_path):
     server, path = FakeServer(), tmp_path / "bench.html"
     server.garbles, server.fails = True, {"00"}
     with server.running() as url:
-        invoke("bench", url, prompts, "--concurrency", "1", "--pairs", "1", "--html", path, code=1)
+        invoke("bench", url, prompts, "--html", path, code=1)
     text, _ = read(path)
-    assert 'class="verdict red">texts differ; requests failed; 1 in flight: no difference shown<' in text
+    assert 'class="verdict red">texts differ; requests failed; 1 in flight: ' in text
     assert "a request failed: POST" in text
 
 
