@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -36,11 +35,8 @@ _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spe
 FOLDER = Path(os.environ.get("NUMBA_CACHE_DIR") or _CACHE) / f"lookup-{hashlib.sha256(_SOURCES).hexdigest()[:12]}"
 
 
-def compiled(function: Any, *, from_python: bool = True, **replaced: Any) -> Any:
-    """Return a function that its first call compiles or loads from the cache, with some of its globals replaced.
-
-    It can be called `from_python`, or else only from compiled code, which takes less time to compile.
-    """
+def compiled(function: Any, **replaced: Any) -> Any:
+    """Return a function that its first call compiles or loads from the cache, with some of its globals replaced."""
     names = {**function.__globals__, **replaced} if replaced else function.__globals__
     own = FunctionType(function.__code__, names, function.__name__)
     settings: Any = numba.config
@@ -48,17 +44,13 @@ def compiled(function: Any, *, from_python: bool = True, **replaced: Any) -> Any
     settings.CACHE_DIR = str(FOLDER)
     try:
         # Neither allocations nor counts of references, which would take as long as the rest.
-        options: Any = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
-        options["no_cpython_wrapper"] = not from_python
+        options: Any = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
         return numba.njit(**options)(own)
     finally:
         settings.CACHE_DIR = before
 
 
-part = partial(compiled, from_python=False)
-
-
-@part
+@compiled
 def best_match(text: Any, n: int) -> int:
     """Return the best match; newer places are compared first, and older ones only where a longer match may end."""
     last = text[n - 1]
@@ -84,7 +76,7 @@ def best_match(text: Any, n: int) -> int:
     return (longest << 32) + found if longest else 0
 
 
-@part
+@compiled
 def best_matches(text: Any, n: int, found: Any) -> None:
     """Write the best matches; those after the first are found by comparing all places."""
     found[0] = best_match(text, n)
@@ -106,7 +98,7 @@ def best_matches(text: Any, n: int, found: Any) -> None:
                 number = min(number + 1, found.size)
 
 
-@part
+@compiled
 def _may_contain(ends: Any, starts: Any, last: int, needed: int) -> bool:
     """Return whether `last` is among `ends` where `needed` is among `starts`; the loop is compiled to vectors."""
     found = np.int32(0)
@@ -115,7 +107,7 @@ def _may_contain(ends: Any, starts: Any, last: int, needed: int) -> bool:
     return bool(found != 0)
 
 
-@part
+@compiled
 def vote(
     state: State, slot: int, text: Any, n: int, candidates: Any, number: int, limit: int, vocab_size: int, row: int,
     drafts: Drafts,
@@ -153,7 +145,7 @@ def vote(
     return drafted
 
 
-@part
+@compiled
 def _predict(
     state: State, slot: int, text: Any, n: int, candidates: Any, number: int, depth: int, vocab_size: int
 ) -> tuple[int, bool]:
@@ -172,7 +164,7 @@ def _predict(
     return alive, agree
 
 
-@part
+@compiled
 def _unite(candidates: Any, number: int, token: int, depth: int, start: int) -> tuple[int, int, int, int, int]:
     """Keep the candidates of a token; return their number, longest match, origins, nearness, and the token's source."""
     alive = 0
@@ -194,13 +186,13 @@ def _unite(candidates: Any, number: int, token: int, depth: int, start: int) -> 
     return alive, longest, origins, near, source
 
 
-@part
+@compiled
 def _move(candidates: Any, k: int, to: int) -> None:
     for column in range(WEIGHT if k != to else 0):  # faster than a copy of the row
         candidates[to, column] = candidates[k, column]
 
 
-@part
+@compiled
 def _winner(state: State, candidates: Any, alive: int, drafted: int) -> tuple[int, int]:
     """Return the token with the longest expected draft, and the class of its share."""
     total = 0
@@ -290,6 +282,6 @@ def insertion_point(state: State, segment: int, text: Any, n: int) -> int:
 ingest = compiled(plain.ingest)
 scan = compiled(plain.scan, best_matches=best_matches)
 search = compiled(plain.search, find_places=find_places)
-draft = compiled(plain.draft, vote=vote, grow=part(grow))
+draft = compiled(plain.draft, vote=vote, grow=compiled(grow))
 append = compiled(plain.append)
 remember = compiled(plain.remember)
