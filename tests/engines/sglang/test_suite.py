@@ -45,7 +45,7 @@ class TestLifecycle(LifecycleSuite):
     slow, tight = SYNC, TIGHT
 
     def before_all_come(self, served: Served, count: int) -> None:
-        served.engine.inside(watching.hold_back, count=count)  # what they need of memory then grows in step
+        served.engine.inside(watching.gather, count=count)  # what they need of memory then grows in step
 
 
 class TestVisible(VisibleSuite):

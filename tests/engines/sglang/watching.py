@@ -194,6 +194,20 @@ def retract_often(scheduler: Any, every: int) -> None:
     trees.put(module, "TEST_RETRACT_INTERVAL", every)
 
 
+def gather(scheduler: Any, count: int) -> None:
+    """Let the first requests wait until there are so many: what they need of memory then grows in step."""
+    ingest = type(scheduler).ingest_requests
+
+    def ingest_together() -> None:
+        ingest(scheduler)
+        while 0 < len(scheduler.waiting_queue) < count:
+            ingest(scheduler)
+        if scheduler.waiting_queue:
+            del scheduler.ingest_requests
+
+    scheduler.ingest_requests = ingest_together
+
+
 def abort_retracted(scheduler: Any) -> None:
     """Retract every few steps, and abort the first request that is found waiting after it was retracted."""
     from sglang.srt.managers.io_struct import AbortReq
