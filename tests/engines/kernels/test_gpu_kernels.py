@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 from specplug.steps import trim as survival
 from specplug.steps.device_steps import launches_for
-from tests.engines.gpu_compiler import H100, Compiled, Launch, assert_assembly, compiled
+from tests.engines.gpu_compiler import H100, Launch, assert_assembly, compiled
 from tests.engines.interpreted import imported_anew
 
 DEVICE = "specplug.steps.kernels.launches"
@@ -82,27 +81,17 @@ def launches() -> Iterator[Launch]:
     yield Launch(f"{SGLANG}:append_kernel", APPEND | {"accept_lens": "*i64"}, {"BLOCK": 16}, 1)
 
 
-@contextmanager
-def not_interpreted() -> Iterator[list[Launch]]:
-    """Yield the launches of kernels that no interpreter runs."""
+@pytest.fixture(scope="module")
+def launched() -> Iterator[list[Launch]]:
     with ExitStack() as stack:
         for name in MODULES:
             stack.enter_context(imported_anew(name, interpreted=False))
         yield list(launches())
 
 
-@pytest.fixture(scope="module")
-def launched() -> Iterator[list[Launch]]:
-    with not_interpreted() as found:
-        yield found
-
-
 @pytest.mark.parametrize("capability", [80, pytest.param(H100, marks=pytest.mark.slow)])
-def test_the_kernels_compile_for_gpus(
-    launched: list[Launch], begun: dict[str, Future[list[Compiled]]], capability: int, tmp_path: Path
-):
-    by_kernel = begun["sm_80"].result() if capability == 80 else compiled(launched, tmp_path, capability)
-    for launch, found in zip(launched, by_kernel, strict=True):
+def test_the_kernels_compile_for_gpus(launched: list[Launch], capability: int, tmp_path: Path):
+    for launch, found in zip(launched, compiled(launched, tmp_path, capability), strict=True):
         assert_assembly(launch.kernel.partition(":")[2], found.ptx, capability)
         assert found.cubin_bytes > 0
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 from collections import Counter
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -31,8 +30,8 @@ def launched(*options: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(begun: dict[str, Future[dict[str, Any]]]) -> dict[str, Any]:
-    return begun["vllm"].result()
+def found() -> dict[str, Any]:
+    return launched("--rows", "1", "3")
 
 
 def test_a_step_launches_three_kernels(found: dict[str, Any]) -> None:
@@ -41,8 +40,8 @@ def test_a_step_launches_three_kernels(found: dict[str, Any]) -> None:
     assert most("V2", "`ngram`") == len(OF_A_STEP)
 
 
-def test_a_step_of_sglang_launches_two_more_to_verify(begun: dict[str, Future[dict[str, Any]]]) -> None:
-    (step,) = begun["sglang"].result()["steps"]
+def test_a_step_of_sglang_launches_two_more_to_verify() -> None:
+    (step,) = launched("--rows", "3", "--engine", "sglang")["steps"]
     before, after = most("SGLang", "`ngram`", "before"), most("SGLang", "after")
     assert (before, after) == (len(OF_A_STEP) + 1, 1)
     assert step["launches"] == before + after
