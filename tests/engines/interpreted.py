@@ -41,7 +41,7 @@ def device_kernels(*, interpreted: bool) -> Iterator[ModuleType]:
 
 LOOKUP = (
     "kernel_arithmetic",
-    *(f"{name}_kernels" for name in ("memory", "scan", "corpus", "draft", "tree")),
+    *(f"{name}_kernels" for name in ("memory", "scan", "corpus", "candidate", "draft", "tree")),
     "kernels",
 )
 

@@ -27,7 +27,9 @@ OF_LOOKUP: dict[str, dict[str, dict[str, Any]]] = {
     "tree": {"tree": {"COLUMNS": 16}},
 }
 """Kernels of the lookup by module, and the constants of each; a step without a corpus or trees launches the others."""
-LOOKUP = {name: f"specplug.lookup.{name}_kernels" for name in ("memory", "scan", "corpus", "draft", "tree")}
+LOOKUP = {
+    name: f"specplug.lookup.{name}_kernels" for name in ("memory", "scan", "corpus", "candidate", "draft", "tree")
+}
 MODULES = [TRIM, SGLANG, "specplug.lookup.kernel_arithmetic", *LOOKUP.values()]
 
 
