@@ -14,7 +14,7 @@ import json
 import os
 from typing import Any, Literal
 
-from specplug.errors import SettingsError
+from specplug.errors import EngineError, SettingsError
 from specplug.interfaces import PluginContext
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER, HYBRID
@@ -76,8 +76,11 @@ def require_settings(vllm_config: Any) -> ResolvedSettings:
     the drafts of vLLM's own drafter.
 
     Raises:
+        EngineError: it does not enable specplug.
         SettingsError: the settings are invalid, or their ``num_speculative_tokens`` differs from vLLM's.
     """
+    if not use_of(vllm_config):
+        raise EngineError.build("specplug is not enabled on this server", who="specplug_vllm")
     return _loaded(vllm_config)[0]
 
 

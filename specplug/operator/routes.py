@@ -127,7 +127,7 @@ async def explain(request: Request) -> Explanation | Requests:
     if name := query.get("request"):
         return await _answered(explainer.explain(name, tenant))
     limit = query.get("limit", "10")
-    if not limit.isdecimal():
+    if not limit.isdecimal() or len(limit) > 9:
         raise HTTPException(400, f"bad value for limit; found {limit!r}; expected a number")
     return await _answered(explainer.requests(tenant, int(limit)))
 

@@ -49,7 +49,14 @@ class Ratio:
         return self.high is not None and self.high / self.mean <= 1 + percent / 100
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f}" + ("" if self.low is None else f" ({self.low:.2f} to {self.high:.2f})")
+        if self.low is None or self.high is None:
+            return f"{self.mean:.2f}"
+        return f"{self.mean:.2f} ({_bound(self.low)} to {_bound(self.high)})"
+
+
+def _bound(value: float) -> str:
+    """Return an end of an interval, to more places where verdicts part."""
+    return "over 1000" if value > 1000 else f"{value:.3f}" if 0.95 < value < 1.05 else f"{value:.2f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +151,7 @@ def _row(kind: str, pairs: Sequence[Pair], critical: float | None, *, is_decided
 
 
 def _side(timed: Sequence[Timed]) -> SideFigures:
-    answers = [answer for each in timed for answer in each.answers]
+    answers = [answer for each in timed for answer in each.answers if answer.first]  # without text there are no times
     times = [
         1e3 * (answer.last - answer.first) / (answer.num_tokens - 1) for answer in answers if answer.num_tokens > 1
     ]
@@ -154,7 +161,7 @@ def _side(timed: Sequence[Timed]) -> SideFigures:
     return SideFigures(
         tokens_per_second=statistics.median(each.tokens_per_second for each in timed),
         ms_per_token=statistics.median(times or [0.0]),
-        ms_to_first=1e3 * statistics.median(answer.first for answer in answers),
+        ms_to_first=1e3 * statistics.median([answer.first for answer in answers] or [0.0]),
         tokens_per_step=counts["emitted"] / steps if steps else None,
         acceptance_rate=counts["accepted"] / drafted if drafted else None,
     )
@@ -211,13 +218,13 @@ def differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
         if pair.is_whole and pair.tested and pair.baseline:
             answers = zip(pair.group.prompts, pair.tested.answers, pair.baseline.answers, strict=True)
             for prompt, one, other in answers:
-                if one.text != other.text:
-                    parts = zip(one.text, other.text, strict=False)
-                    at = next(
-                        (place for place, (a, b) in enumerate(parts) if a != b), min(len(one.text), len(other.text))
+                texts = one.everything, other.everything
+                if texts[0] != texts[1]:
+                    parts = enumerate(zip(*texts, strict=False))
+                    at = next((place for place, (a, b) in parts if a != b), min(map(len, texts)))
+                    yield Difference(
+                        pair.group.kind, _begin(prompt.body()), at, *(text[at : at + _SHOWN] for text in texts)
                     )
-                    shown = (text[at : at + _SHOWN] for text in (one.text, other.text))
-                    yield Difference(pair.group.kind, _begin(prompt.body()), at, *shown)
 
 
 def _begin(body: dict[str, Any]) -> str:

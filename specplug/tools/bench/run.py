@@ -24,6 +24,12 @@ COUNTS = ("target_steps", "proposed", "accepted", "emitted")
 FAILURES = 3
 """Pairs in a row without a whole answer that end a run."""
 
+_ABSENT = (404, 405, 501)
+"""What servers without specplug answer when they are asked for its status."""
+
+_HANGS = 5
+"""A pair that takes so many times the mean of those before is a failure, if the limit of time ends it."""
+
 _MEMORY = "response memory"
 """The end of the names of sources that draft from earlier responses."""
 
@@ -180,7 +186,7 @@ async def _connect(server: ServerClient, label: str, wanted: str | None) -> Side
     try:
         status = await server.status()
     except Refused as error:
-        if error.status in (401, 403):
+        if error.status not in _ABSENT:
             raise
         return Side(label, server, wanted or models[0], {}, None)
     return Side(label, server, wanted or models[0], _fields(status), status)
@@ -209,6 +215,11 @@ async def measure(
             await _measure(sides, course, max_tokens, limit, advance, is_known)
     except TimeoutError:  # in the middle of a pair
         course.ended = "minutes"
+        waited = limit - course.seconds
+        if waited > _HANGS * course.seconds / max(1, len(course.pairs)):
+            error = f"no answer within {waited:.0f} s, until the limit of time"
+            course.pairs.append(Pair(course.groups[len(course.pairs)], None, None, (error,)))
+        course.seconds = limit
         course.look(1.0)
     finally:
         if course.ended in ("failures", "interrupted"):
@@ -226,14 +237,17 @@ async def _measure(
     began = time.perf_counter()
     for side in sides:
         await _send(side, [WARM_UP], 16)
+    warmed = time.perf_counter()
     for number, group in enumerate(course.groups, 1):
         course.pairs.append(await _pair(sides, group, course.concurrency, max_tokens))
-        course.seconds = time.perf_counter() - began
+        now = time.perf_counter()
+        course.seconds = now - began
         advance(group)
         if number >= FAILURES and not any(pair.is_whole for pair in course.pairs[-FAILURES:]):
             course.ended = "failures"
             return
-        is_over = course.seconds * (1 + 1 / number) > limit  # the next pair would exceed it
+        # The first pairs, in which a server may compile, do not tell whether the next one would exceed the limit.
+        is_over = number >= FEWEST and course.seconds + (now - warmed) / number > limit
         is_last = is_over or number == len(course.groups)
         is_due = len(course.counted) >= next_look(course.looks[-1].pairs if course.looks else 0)
         if (is_last or is_due) and course.look(1.0 if is_last else course.fraction(limit)) and is_known(course):
@@ -246,28 +260,29 @@ async def _measure(
 
 async def _pair(sides: tuple[Side, Side], group: Group, together: int, max_tokens: int) -> Pair:
     """Answer a group by both sides, after the prompts have been put into the prefix caches of both."""
-    tested, baseline = sides
     errors: list[str] = []
-    timed: dict[str, Timed] = {}
+    timed: dict[int, Timed] = {}
     try:
         for side in {side.server.url: side for side in sides}.values():
             answers = await _send(side, group.prompts, 1, together)
             errors += [answer.error for answer in answers if answer.error]
-        for side in sides if group.tested_first else sides[::-1]:
+        for place in (0, 1) if group.tested_first else (1, 0):
             if not errors:
-                timed[side.label] = found = await _timed(side, group.prompts, together, max_tokens)
+                timed[place] = found = await _timed(sides[place], group.prompts, together, max_tokens)
                 errors += [error for answer in found.answers if (error := _error(answer))]
     except EngineError as error:  # of the status
         errors.append(str(error))
-    return Pair(group, timed.get(tested.label), timed.get(baseline.label), tuple(errors))
+    return Pair(group, timed.get(0), timed.get(1), tuple(errors))
 
 
 def _error(answer: Answer) -> str | None:
-    return answer.error or (None if answer.num_tokens else "an answer without tokens")
+    return answer.error or (None if answer.num_tokens else "an answer without tokens in its `usage`")
 
 
 async def _timed(side: Side, prompts: Sequence[Prompt], together: int, max_tokens: int) -> Timed:
     before = await _counts(side)
+    # Connections are open before the clock runs: of a server whose counts are read one would be, of another one none.
+    await asyncio.gather(*(side.server.model() for _ in range(together)))
     began = time.perf_counter()
     answers = await _send(side, prompts, max_tokens, together)
     seconds = time.perf_counter() - began

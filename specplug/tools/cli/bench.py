@@ -105,7 +105,7 @@ def bench(
     if report.measured:
         show(report.as_dict(), *report.parts(), as_json=as_json)
         if html is not None:
-            plots = [report.plot(course) for course in report.measured]
+            plots = [report.plot(course) for course in report.measured if course.counted]
             shown = [*report.parts(), *(f"a request failed: {failure}" for failure in report.errors[:3])]
             write_report(html, report.title, report.verdict(), shown, plots, report.as_dict())
     elif is_whole:
@@ -154,6 +154,9 @@ class Run:
             print_note(server_form(has_template, raw=requests.raw))
             for concurrency, of_one in zip(in_flight, groups, strict=True):
                 chats = [replace(group, prompts=tuple(as_chats(group.prompts))) for group in of_one]
+                left_out = len(self._prompts) - sum(len(group.prompts) for group in of_one)
+                if left_out:
+                    print_note(f"{left_out} prompts are left out: fewer of their kind than {concurrency} in flight")
                 course = Course(concurrency, chats if has_template else of_one, LEVEL / len(in_flight))
                 self.courses.append(course)
                 await self._follow(sides, course)

@@ -16,7 +16,8 @@ from specplug.tools.cli.output import remark_text, table
 
 NOTE = (
     "Ratios are of tokens per second, as geometric means over pairs; above 1 is faster. The 95 % intervals hold for "
-    "all looks together, those of the kinds for all kinds together. Requests were greedy, with `store: false`."
+    "all looks together, those of the kinds for all kinds together. Requests were greedy, those to specplug with "
+    "`store: false`."
 )
 PARTED = (
     "In float32 greedy texts must be equal: there a difference is a fault, which `specplug audit URL` names. In half "
@@ -97,6 +98,8 @@ class Report:
 
     def _sentence(self, course: Course, found: Sequence[Row]) -> str:
         first = found[0]
+        if first.kind == REMEMBERED:
+            return f"{course.concurrency} in flight: nothing is known, as the server remembers answers to all prompts"
         said = f"{course.concurrency} in flight: {first.verdict or 'no difference shown'}, {first.ratio}"
         gained = [f"{row.kind} {row.ratio.mean:.2f}" for row in found[1:] if row.verdict == "faster"]
         lost = [f"{row.kind} {row.ratio.mean:.2f}" for row in found[1:] if row.verdict == "slower"]
@@ -119,7 +122,8 @@ class Report:
             axes.axvline(1.0, color="#616e7c", linestyle="--")
             axes.set_xscale("log")
             ends = [end for row in found for end in (row.ratio.mean, row.ratio.low, row.ratio.high) if end]
-            low, high = min(0.9, *ends) / 1.05, max(1.1, *ends) * 1.05
+            low = min(0.9, *ends) / 1.05
+            high = min(1000.0, max(1.1, *ends)) * 1.05
             axes.set_xlim(low, high)
             ticks = [tick for tick in _TICKS if low <= tick <= high]
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])

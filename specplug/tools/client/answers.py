@@ -58,6 +58,11 @@ class Answer:
     first: float = field(default=0.0, compare=False)
     last: float = field(default=0.0, compare=False)
 
+    @property
+    def everything(self) -> str:
+        """The whole output as one text: reasoning, text and tool calls."""
+        return "".join([self.reasoning, self.text, *(f"{call.name}({call.arguments})" for call in self.tool_calls)])
+
 
 def _is_number(value: float) -> float:
     if value != value:  # JSON has no NaN, but Python's encoder writes it
@@ -211,6 +216,11 @@ class ChatMessage(BaseModel):
     reasoning_content: str | None = None
     tool_calls: list[_CallPart] | None = None
 
+    @property
+    def thought(self) -> str:
+        """The reasoning, whichever key it has."""
+        return self.reasoning or self.reasoning_content or ""
+
 
 class CompletionLogprobs(BaseModel):
     """Log-probabilities of a completion's tokens; tokens are named "token_id:17"."""
@@ -299,7 +309,7 @@ def put_together(parts: Iterable[AnswerChoice], **figures: Any) -> Answer:
     for part in parts:
         message = part.message or part.delta or ChatMessage()
         text += part.text or message.content or ""
-        reasoning += message.reasoning or message.reasoning_content or ""
+        reasoning += message.thought
         reason = part.finish_reason or reason
         for place, call in enumerate(message.tool_calls or ()):
             known = calls.setdefault(place if call.index is None else call.index, ["", ""])

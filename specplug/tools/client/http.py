@@ -120,7 +120,8 @@ class ServerClient:
                         num_tokens = event.usage.completion_tokens
                     for part in event.choices[:1]:
                         parts.append(part)
-                        if part.text or (part.delta and part.delta.content):
+                        said = part.delta
+                        if part.text or (said and (said.content or said.thought or said.tool_calls)):
                             times.append(time.perf_counter() - began)
 
         await self._exchange("POST", path, body, feed)

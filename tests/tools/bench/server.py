@@ -38,6 +38,7 @@ class FakeServer(LocalServer):
         chats: how many of the timed requests were chats.
         stored: how many requests may be remembered.
         garbles: whether drafts change the text, as on no server.
+        thinks: whether chats are answered by reasoning alone.
         fails: prompts that are answered with a 500.
         dies_after: requests after which every further one gets a 500.
         remembered: prompts whose answers come from older memory if they are drafted.
@@ -60,6 +61,7 @@ class FakeServer(LocalServer):
         self.requests: list[tuple[str, str]] = []
         self.chats = self.stored = 0
         self.garbles = False
+        self.thinks = False
         self.fails: set[str] = set()
         self.dies_after: int | None = None
         self.remembered: set[str] = set()
@@ -98,7 +100,8 @@ class FakeServer(LocalServer):
         if body.get("prompt") in self.fails or (self.dies_after is not None and len(self.requests) >= self.dies_after):
             return 500, {"error": "planted"}
         pieces, tokens = self._answer(body)
-        choices = [{"delta": {"content": piece}} if "messages" in body else {"text": piece} for piece in pieces]
+        key = "reasoning_content" if self.thinks else "content"
+        choices = [{"delta": {key: piece}} if "messages" in body else {"text": piece} for piece in pieces]
         events = [{"choices": [choice]} for choice in choices]
         return stream_of(*events, {"choices": [], "usage": {"completion_tokens": tokens}})
 

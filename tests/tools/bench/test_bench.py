@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections import Counter
@@ -85,7 +86,7 @@ def test_the_run_ends_once_it_knows_and_says_what_gains(server, prompts):
 @pytest.mark.parametrize(
     ("seconds", "arguments", "pairs", "ended", "said"),
     [
-        (lambda prompt, drafted: 1.0, (), 12, "decided", "no difference, 1.00 (1.00 to 1.00)"),
+        (lambda prompt, drafted: 1.0, (), 12, "decided", "no difference, 1.00 (1.000 to 1.000)"),
         (
             lambda prompt, drafted: 1 - drafted * (0.9 - int(prompt[:2]) / 40),
             ("--minutes", "0.15"),
@@ -140,6 +141,24 @@ def test_what_older_memory_gave_stands_apart(server, prompts):
     assert "answered for the most part from responses that the server remembers" in " ".join(shown.stdout.split())
 
 
+def test_where_older_memory_gave_everything_nothing_is_known(server, prompts, tmp_path):
+    server.remembered = {f"{number:02d} text" for number in range(24)}
+    with server.running() as url:
+        shown = bench(url, prompts, "--limit", "4", "--html", tmp_path / "a.html", code=0)
+    assert "nothing is known, as the server remembers answers" in shown.stdout
+    assert "nothing is known" in (tmp_path / "a.html").read_text()
+
+
+def test_reasoning_is_compared_and_timed(server, prompts):
+    server.template = "<user>{}</user>"
+    server.thinks = server.garbles = True
+    with server.running() as url:
+        found = stated("bench", url, prompts, "--limit", "4", code=1)
+    assert {each["tested"] for each in found["texts"]["differences"]} == {"!"}
+    assert len(found["texts"]["differences"]) == 4
+    assert found["runs"][0]["rows"][0]["tested"]["ms_to_first"] > 0
+
+
 @pytest.mark.parametrize(
     ("template", "arguments", "are_chats", "described"),
     [
@@ -175,6 +194,17 @@ def test_two_servers_answer_each_prompt_in_turn(server, clock, prompts):
     assert all("vllm_xargs" not in body for body in second.received), "it may refuse fields that it does not know"
     assert found["baseline"] == {"label": other, "url": other, "versions": {}}
     assert found["runs"][0]["rows"][0]["baseline"]["tokens_per_step"] is None
+
+
+def test_a_server_against_itself_is_two_sides(server, prompts):
+    """Every second answer takes three times as long; the coin decides whose it is."""
+    seconds = itertools.cycle((1.0, 3.0))
+    server.seconds = lambda prompt, drafted: next(seconds)
+    with server.running() as url:
+        found = stated("bench", url, url, prompts, "--until", "end")
+    ratio = found["runs"][0]["rows"][0]["ratio"]
+    assert ratio["low"] < 1 < ratio["high"]
+    assert ratio["high"] / ratio["low"] > 2
 
 
 def test_differing_texts_are_shown_with_what_they_mean(server, clock, prompts):
@@ -233,6 +263,7 @@ def test_ctrl_c_loses_nothing(server, prompts, monkeypatch):
     [
         (lambda server: server.routes.pop("/v1/models"), (), "no models are listed"),
         (lambda server: server.routes.pop("/specplug/status"), (), "bench URL_WITH_SPECPLUG URL"),
+        (lambda server: server.routes.update({"/specplug/status": (503, {"error": "busy"})}), (), "HTTP 503"),
         (lambda server: setattr(server, "mode", "off"), (), "the operator has switched speculation off"),
         (lambda server: setattr(server, "operator_key", "secret"), (), "--operator-key"),
         (lambda server: None, ("--model", "none"), "found none; expected fake"),
