@@ -24,6 +24,7 @@ from specplug.tools.client.interrupt import run_interruptible
 if TYPE_CHECKING:
     from specplug.tools.bench.prompts import Group, Prompt
     from specplug.tools.bench.run import Course, Side
+    from specplug.tools.cli.bench_report import Report
 
 
 @dataclass(frozen=True)
@@ -64,15 +65,13 @@ def bench(
 
     With one URL, of a server started with specplug, each prompt is sent with speculation and without, by a request
     field: other clients notice nothing, and nothing of it is remembered. With two, each prompt is sent to both, and the
-    ratio is that of the first to the second: start URL with specplug, and URL2 without, or with the engine's own n-gram
-    or suffix decoding (docs/measuring.md has the lines).
+    ratio is that of the first to the second (docs/measuring.md has the launch lines).
 
-    Each prompt goes once, untimed, into the prefix cache. Then both sides answer it, one right after the other, in an
-    order that alternates at random. The run looks at the mean ratio after 12 pairs and then every few, and ends once
-    its interval excludes 1 and is narrow enough (--within), or lies between 0.97 and 1.03. If nothing is known by
-    --minutes, or with the last prompt, a line says how many more would be needed. The intervals of all looks hold
-    together, so that a run between sides that do not differ names one as faster in 5% of the cases at most
-    (alpha spending, see specplug/tools/bench/sequential.py). Ctrl-C, or a server that fails, prints what was measured.
+    Each prompt goes once, untimed, into the prefix cache; then both sides answer it, in random order. The run ends once
+    the interval of the mean ratio excludes 1 and is narrow enough (--within), or lies between 0.97 and 1.03. At
+    --minutes, or with the last prompt, a line says how many more would be needed. The intervals allow for a look after
+    every few prompts: of runs between sides that do not differ about 5% name one. Ctrl-C, or a server that fails,
+    prints what was measured.
 
     A line of PROMPTS is a JSON object with "prompt", or with "messages" as in OpenAI chat requests and logs; its kind
     is "kind", or else the file's name, and the table has a row for each. A "prompt" is sent as a chat if the model has
@@ -81,8 +80,6 @@ def bench(
     The texts of both sides are compared. The exit code is 1 if requests failed or texts differ.
 
     Examples:
-
-    `specplug bench http://127.0.0.1:8000`
 
     `specplug bench http://127.0.0.1:8000 chats.jsonl code.jsonl --concurrency 1,8 --minutes 5 --html report.html`
 
@@ -102,23 +99,26 @@ def bench(
         asyncio.run(run_interruptible(run.measure([server.client(each) for each in servers])))
         is_whole = True
     report = Report(run.about, run.courses)
-    if report.measured:
-        show(report.as_dict(), *report.parts(), as_json=as_json)
-        if html is not None:
-            plots = [report.plot(course) for course in report.measured if course.counted]
-            shown = [*report.parts(), *(f"a request failed: {failure}" for failure in report.errors[:3])]
-            write_report(html, report.title, report.verdict(), shown, plots, report.as_dict())
-    elif is_whole:
+    if report.measured or is_whole:
+        _show(report, servers, html, as_json=as_json)
+    for failure in report.failures if not as_json else ():
+        print_error(failure)
+    if report.errors or report.differences or not is_whole:
+        raise typer.Exit(1 if is_whole else 130)
+
+
+def _show(report: Report, servers: Sequence[str], html: Path | None, *, as_json: bool) -> None:
+    if not report.measured:
         raise EngineError.build(
             "no prompt was answered by both sides",
             who=" and ".join(servers),
             found="; ".join(report.errors[:2]) or "no answer",
             remedy="Send one of the prompts by hand to see what the server says",
         )
-    for failure in report.errors[:3] if not as_json else ():
-        print_error(f"a request failed: {failure}")
-    if report.errors or report.differences or not is_whole:
-        raise typer.Exit(1 if is_whole else 130)
+    show(report.as_dict(), *report.parts(), as_json=as_json)
+    if html is not None:
+        plots = [report.plot(course) for course in report.measured if course.counted]
+        write_report(html, report.title, report.verdict(), [*report.parts(), *report.failures], plots, report.as_dict())
 
 
 class Run:

@@ -43,6 +43,7 @@ class Report:
         measured: the courses with a whole pair.
         differences: where both sides' texts part.
         errors: the distinct ones of requests.
+        failures: lines of the first of them.
     """
 
     def __init__(self, about: dict[str, Any], courses: Sequence[Course]) -> None:
@@ -50,6 +51,7 @@ class Report:
         self.measured = [course for course in courses if any(pair.is_whole for pair in course.pairs)]
         self.differences = list(differences(pairs))
         self.errors = list(dict.fromkeys(error for pair in pairs for error in pair.errors))
+        self.failures = [f"a request failed: {error}" for error in self.errors[:3]]
         self.title = f"specplug bench: {about.get('model')}"
         self._about = about
         self._texts = sum(len(pair.group.prompts) for pair in pairs if pair.is_whole)
