@@ -65,6 +65,7 @@ class LocalServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # else the body waits for the acknowledgement of the headers, 40 ms
 
             def log_message(self, *_: object) -> None:
                 """Log nothing."""
