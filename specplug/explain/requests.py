@@ -22,7 +22,7 @@ class Summary(BaseModel):
 
     Attributes:
         request, tenant: as in the trace; "" for no tenant.
-        tokens: number of tokens of the answer, after the first step.
+        tokens: number of tokens of the answer, after the first step that is traced.
         steps: number of steps that gave them.
         tau: tokens per step.
         drafted, kept: number of draft tokens after trimming, and of those that became part of the answer.
