@@ -53,7 +53,7 @@ PARTS: Mapping[str, Mapping[str, str]] = {
 
 
 def rows(engine: str) -> Iterator[str]:
-    """Yield the rows of an engine's table: a part, what it does, what it patches, and what it relies on besides."""
+    """Yield the rows of an engine's table: a part, what it does, what it patches, and what else it relies on."""
     seams = ENGINES[engine]
     for part, purpose in PARTS[engine].items():
         mine = [seam for seam in seams.SEAMS if part in seam.where]

@@ -81,9 +81,9 @@ def turns(write: Write, each: int | None, max_tokens: int | None) -> list[Prompt
         chat = json.loads(line)
         messages: tuple[dict[str, str], ...] = ()
         for turn, edit in enumerate(chat["edits"]):
-            asked = f"{edit}\n\n```python\n{chat['code']}\n```" if turn == 0 else edit
+            content = f"{edit}\n\n```python\n{chat['code']}\n```" if turn == 0 else edit
             kind = f"turns 1 to {EARLY}" if turn < EARLY else f"turns {EARLY + 1} to {len(chat['edits'])}"
-            prompt = Prompt(kind, (*messages, {"role": "user", "content": asked}), min(160, max_tokens or 160))
+            prompt = Prompt(kind, (*messages, {"role": "user", "content": content}), min(160, max_tokens or 160))
             made.append(prompt)
             [answer] = write([prompt])
             messages = (*prompt.messages, {"role": "assistant", "content": answer})

@@ -233,7 +233,8 @@ class Trapped(Run):
     """
 
     def __init__(self, *args: Any, own: bool, **options: Any) -> None:
-        self.own, self.changed = own, 0
+        self.own = own
+        self.changed = 0
         super().__init__(*args, **options)
 
     def step(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ FAILURES = 3
 """Pairs in a row without a whole answer that end a run."""
 
 _ABSENT = (404, 405, 501)
-"""What servers without specplug answer when they are asked for its status."""
+"""Statuses with which servers without specplug answer a request for its status."""
 
 _HANGS = 5
 """A pair that takes so many times the mean of those before is a failure, if the limit of time ends it."""

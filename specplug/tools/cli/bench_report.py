@@ -72,7 +72,8 @@ class Report:
 
     def parts(self) -> Iterator[Table | Text | str]:
         """Yield the results for people."""
-        tested, baseline = self._about["tested"]["label"], self._about["baseline"]["label"]
+        tested = self._about["tested"]["label"]
+        baseline = self._about["baseline"]["label"]
         yield self.verdict()
         for course in self.measured:
             found = rows(course)
@@ -102,11 +103,13 @@ class Report:
         first = found[0]
         if first.kind == REMEMBERED:
             return f"{course.concurrency} in flight: nothing is known, as the server remembers answers to all prompts"
-        said = f"{course.concurrency} in flight: {first.verdict or 'no difference shown'}, {first.ratio}"
+        sentence = f"{course.concurrency} in flight: {first.verdict or 'no difference shown'}, {first.ratio}"
         gained = [f"{row.kind} {row.ratio.mean:.2f}" for row in found[1:] if row.verdict == "faster"]
         lost = [f"{row.kind} {row.ratio.mean:.2f}" for row in found[1:] if row.verdict == "slower"]
-        said += f", by {first.prompts} prompts in {course.seconds:.0f} s"
-        return said + "".join(f", {what} {', '.join(it)}" for what, it in (("gains:", gained), ("loses:", lost)) if it)
+        sentence += f", by {first.prompts} prompts in {course.seconds:.0f} s"
+        return sentence + "".join(
+            f", {what} {', '.join(it)}" for what, it in (("gains:", gained), ("loses:", lost)) if it
+        )
 
     def plot(self, course: Course) -> Plot:
         """Return what plots the ratios of a course with their intervals, of all prompts and of each kind."""
@@ -116,7 +119,8 @@ class Report:
             figure.set_size_inches(7, 1.2 + 0.35 * len(found))
             axes = figure.subplots()
             for place, row in enumerate(found):
-                ratio, colour = row.ratio, "#2f6fde" if row.kind == ALL else "#9aa5b1"
+                ratio = row.ratio
+                colour = "#2f6fde" if row.kind == ALL else "#9aa5b1"
                 if ratio.low is not None and ratio.high is not None:
                     axes.plot([ratio.low, ratio.high], [place, place], color=colour, linewidth=3)
                 axes.plot(ratio.mean, place, "o", color=colour)
@@ -146,7 +150,8 @@ _COLUMNS = (
 
 
 def _cells(row: Row) -> list[str | Text]:
-    tested, baseline = row.tested, row.baseline
+    tested = row.tested
+    baseline = row.baseline
     return [
         row.kind,
         str(row.prompts),

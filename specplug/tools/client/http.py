@@ -120,8 +120,8 @@ class ServerClient:
                         num_tokens = event.usage.completion_tokens
                     for part in event.choices[:1]:
                         parts.append(part)
-                        said = part.delta
-                        if part.text or (said and (said.content or said.thought or said.tool_calls)):
+                        delta = part.delta
+                        if part.text or (delta and (delta.content or delta.thought or delta.tool_calls)):
                             times.append(time.perf_counter() - began)
 
         await self._exchange("POST", path, body, feed)

@@ -160,7 +160,8 @@ class TestPictures(PicturesSuite):
     how: ClassVar[dict[str, Any]] = {"disable_fast_image_processor": True, "chunked_prefill_size": 64}
 
     def drafted(self, served: Served, params: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        texts, own = [text for text, _ in pictures.PROMPTS], [translated(one) for one in params]
+        texts = [text for text, _ in pictures.PROMPTS]
+        own = [translated(one) for one in params]
         images = [[pictures.url(seed) for seed in seeds] or None for _, seeds in pictures.PROMPTS]
         return watched(
             served, lambda: served.engine.call(inside.generate, prompts=texts, params=own, image_data=images)

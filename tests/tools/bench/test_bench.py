@@ -243,6 +243,15 @@ def test_a_server_that_fails_midway_loses_nothing(server, prompts):
     assert "the run was ended" in shown.stdout
 
 
+def test_a_server_that_hangs_is_a_failure(server, prompts):
+    released = threading.Event()
+    server.seconds = lambda prompt, drafted: released.wait() and 1.0
+    with server.running() as url:
+        shown = bench(url, prompts, "--minutes", "0.01", code=2)
+        released.set()
+    assert "no answer within" in shown.stderr
+
+
 def test_ctrl_c_loses_nothing(server, prompts, monkeypatch):
     sent = ServerClient.stream
 
