@@ -32,10 +32,10 @@ def test_a_seed_gives_the_text_without_speculation_every_time(make_engine, polic
     assert [len(several) for several in plain] == [1, 1, 1]
     assert texts(engine) == plain
     metrics = engine.metrics.snapshot()
-    assert metrics.by_source["ngram/own text"].verified > 0
-    least = 0 if policy == "batch" else 100  # that one drafts as it finds the time of steps
-    assert metrics.by_source["ngram/response memory"].accepted > least, "a seed's own answers are remembered"
     assert not metrics.faults
+    assert metrics.total.verified > 0
+    if policy != "batch":  # which drafts as it finds the time of steps
+        assert metrics.by_source["ngram/response memory"].accepted > 100, "a seed's own answers are remembered"
 
 
 # -- among others ------------------------------------------------------------------------------------------------------

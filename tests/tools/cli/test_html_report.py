@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.text import Text
 
+from specplug.tools.bench.report import Ratio
 from specplug.tools.cli.html_report import without_keys, write_report
 from specplug.tools.cli.output import table
 from tests.tools.bench.server import FakeServer
@@ -82,9 +83,8 @@ def test_a_benchmark_is_handed_on_as_one_file(prompts, tmp_path, monkeypatch):
         words = "".join(ElementTree.fromstring(plot).itertext())
         assert f"with 95 % intervals; {course['concurrency']} in flight" in words
         for row in course["rows"]:
-            ratio = row["ratio"]
             assert f"{row['kind']} ({row['prompts']})" in words
-            assert f"{ratio['mean']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" in words
+            assert str(Ratio(**row["ratio"])) in words
     assert [tag for tag, _ in page.tags].count("table") == 3
 
 
