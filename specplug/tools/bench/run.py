@@ -13,6 +13,7 @@ from specplug.errors import EngineError
 from specplug.tools.bench.prompts import Group, Prompt
 from specplug.tools.bench.sequential import FEWEST, Look, next_look
 from specplug.tools.client.answers import Answer, ServedModels, ServerStatus
+from specplug.tools.client.figures import MEMORY
 from specplug.tools.client.http import Refused, ServerClient, answer_all
 
 WARM_UP = Prompt("The quick brown fox")
@@ -29,9 +30,6 @@ _ABSENT = (404, 405, 501)
 
 _HANGS = 5
 """A pair that takes so many times the mean of those before is a failure, if the limit of time ends it."""
-
-_MEMORY = "response memory"
-"""The end of the names of sources that draft from earlier responses."""
 
 Counts = Mapping[str, int]
 End = Literal["decided", "prompts", "minutes", "failures", "interrupted"]
@@ -296,7 +294,7 @@ async def _counts(side: Side) -> Counts:
         return {}
     parts = list((await side.server.status()).metrics)
     totals = {name: sum(getattr(part.total, name) for part in parts) for name in COUNTS}
-    memory = [counts for part in parts for name, counts in part.by_source.items() if name.endswith(_MEMORY)]
+    memory = [counts for part in parts for name, counts in part.by_source.items() if name.endswith(MEMORY)]
     return {**totals, "remembered": sum(counts.accepted for counts in memory)}
 
 

@@ -15,7 +15,7 @@ from specplug.tools.cli.plan_tables import comparison_table, description_of, exp
 from specplug.tools.forecast.acceptance import DraftAcceptance, by_position, read_rates, read_replay
 from specplug.tools.forecast.speedup import GPUS, CostModel, Gpu, RooflineCost, forecast, measured_cost, saturation_cost
 
-BATCHES = "1,8,32,64,128,256"
+BATCHES = (1, 8, 32, 64, 128, 256)
 
 NOTE = (
     "Predicted, not measured: peak rates or steps timed at start, equal contexts, uniform routing, and the same "
@@ -69,12 +69,22 @@ class Source:
 class Drafts:
     """The batches and drafts to plan, and what drafting costs."""
 
-    batch: str = option(BATCHES, "Requests that decode together, separated by commas.")
+    batch: str | None = option(
+        None, "Requests that decode together, separated by commas; by default 1 to 256, or to a measured server's most."
+    )
     gamma: int = option(15, "Longest draft to consider.", min=1, max=128)
     padded: bool = option(False, "Rows are padded to the draft length, as on vLLM's V2 runner and SGLang.", "--padded")
     draft_cost: float | None = option(None, "Cost of drafting one token, in steps without drafts; 0 for lookup.", min=0)
     draft_model: Path | None = option(None, "A draft model's config.json: memory and cost.")
     overhead: float | None = option(None, "Drafting's fixed cost per step, in plain steps: 0.02; 0 if measured.", min=0)
+
+    def batches(self, measured: int | None) -> list[int]:
+        """Return the numbers of requests; `measured` is the largest one whose step a server measured, if any."""
+        if self.batch is not None:
+            return parse_numbers(self.batch, "batch sizes", "--batch")
+        if measured is None:
+            return list(BATCHES)
+        return [*(each for each in BATCHES if each < measured), measured]
 
     def model(self, target: Target, roofline: RooflineCost | None) -> RooflineCost | None:
         """Return the roofline of the draft model, on the target's GPUs; None without one."""
@@ -147,12 +157,12 @@ class Target:
 
 
 class StepTime(NamedTuple):
-    """The cost of a step, in a unit, and what it rests on; `is_measured` by a server."""
+    """The cost of a step, in a unit, and what it rests on; `measured`: most requests of a step that a server timed."""
 
     cost: CostModel
     unit: str
     basis: str
-    is_measured: bool = False
+    measured: int | None = None
 
 
 @with_groups
@@ -189,10 +199,10 @@ def plan(
 
     `specplug replay --engine-drafter 0.8,0.7 --json > both.json; specplug plan --replay both.json --draft-cost 0.05`
     """
-    batches = parse_numbers(drafts.batch, "batch sizes", "--batch")
     roofline = target.roofline_cost()
     step = _step_time(measured, roofline, source.metrics, operator_key, target.context)
-    overhead = (0.0 if step.is_measured else 0.02) if drafts.overhead is None else drafts.overhead
+    batches = drafts.batches(step.measured)
+    overhead = (0.02 if step.measured is None else 0.0) if drafts.overhead is None else drafts.overhead
     model = drafts.model(target, roofline)
     memory = None if model is None else model.memory(batches[-1])
     acceptances = source.read(drafts.gamma)
@@ -239,7 +249,8 @@ def _step_time(
             why = f" ({error})"
         else:
             basis = f"{len(steps)} sizes of steps that {place} measured, with the policies' estimate of others"
-            return StepTime(measured_cost(steps, context), "seconds", basis, is_measured=True)
+            most = max(step.requests for step in steps)
+            return StepTime(measured_cost(steps, context), "seconds", basis, most)
     tokens = measured.saturation or 256.0
     basis = f"a step costs the same up to {tokens:g} tokens, and grows in proportion beyond{why}"
     return StepTime(saturation_cost(tokens), "steps of a small batch", basis)

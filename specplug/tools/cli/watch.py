@@ -136,7 +136,7 @@ def _engine(engine: dict[str, Any], seconds: float | None) -> Iterator[Renderabl
     measured = [] if tau is None or saved is None else [f"{tau:.2f} tokens per step, {saved:.0%} of the steps saved"]
     expected = [] if factor is None else [f"drafting is expected to be {factor:.2f} times as fast as none"]
     yield Text("; ".join(measured + expected) or "The policy reports no expected speed-up.")
-    named = {"all": engine, **engine["sources"]}
+    named = {"all but off" if "off" in engine["sources"] else "all": engine, **engine["sources"]}
     rows = [_cells(source, own, seconds) for source, own in named.items() if own["emitted"] or own["proposed"]]
     if rows:
         unit = "" if seconds is None else "/s"

@@ -23,8 +23,14 @@ _OWN = {
 }
 """The engines' own metrics, as vLLM 0.32 and SGLang 0.5.22 name them."""
 
+MEMORY = "response memory"
+"""The end of the names of sources that draft from earlier responses."""
+
 Samples = dict[tuple[str, str], list[float]]
-"""Values by metric and position, the latter "" where there is none, of all engines, models and sources."""
+"""Values by metric and position, the latter "" where there is none, of all engines, models and sources.
+
+Those of response memories stand under `MEMORY` as well.
+"""
 
 _READ = "specplug_", "vllm:spec_decode_", "sglang:spec_", *(name for names in _OWN.values() for name in names)
 _OFF = "off"  # `OFF_SOURCE` of specplug.metrics, which imports torch
@@ -121,10 +127,11 @@ def _rates(spent: DraftTotals, seconds: float | None) -> dict[str, Any]:
 
 
 def _counts(engine: ServedEngine) -> dict[str, DraftTotals]:
-    """Return an engine's counts by source, and those of all sources as ""; the first rank's stand for all ranks."""
+    """Return an engine's counts by source, and those of all that may draft as ""; the first rank's stand for all."""
     for part in engine.counting[:1]:
         assert part.metrics is not None
-        return {"": part.metrics.total, **part.metrics.by_source}
+        off = part.metrics.by_source.get(_OFF, NO_TOTALS)
+        return {"": _minus(part.metrics.total, off), **part.metrics.by_source}
     return {"": NO_TOTALS}
 
 
@@ -185,6 +192,8 @@ def parse(text: str, url: str) -> Samples:
                 if not 0 <= sample.value < 1e18 or not re.fullmatch("[0-9]{0,3}", position):
                     raise ValueError(f"{name}{{position={position[:20]!r}}} {sample.value}, which is no count")
                 samples.setdefault((name, position), []).append(sample.value)
+                if not position and sample.labels.get("source", "").endswith(MEMORY):
+                    samples.setdefault((name, MEMORY), []).append(sample.value)
     except Exception as error:  # the parser raises many kinds
         found = repr(text_of(error)[:200])
         raise EngineError.build("no metrics in Prometheus's text format", who=url, found=found) from error

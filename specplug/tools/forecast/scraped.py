@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import TypeAdapter
 
 from specplug.errors import EngineError, describe
-from specplug.tools.client.figures import Samples, read_samples
+from specplug.tools.client.figures import MEMORY, Samples, read_samples
 from specplug.tools.client.http import ServerClient
 from specplug.tools.client.interrupt import run_interruptible
 from specplug.tools.forecast.acceptance import DraftAcceptance, acceptance_for, acceptance_of_counts
@@ -105,7 +105,10 @@ def acceptance_of(samples: Samples, before: Samples, url: str) -> DraftAcceptanc
         steps = count(_SPECPLUG)
         accepted = counts("specplug_position_accepted_tokens_total")
         verified = [each for each in counts("specplug_position_verified_tokens_total") if each][: len(accepted)]
+        kept = count("specplug_accepted_tokens_total")
+        remembered = count("specplug_accepted_tokens_total", MEMORY) / kept if kept else 0.0
         source = f"specplug's metrics at {url}, {steps:.0f} steps of requests"
+        source += f", {remembered:.0%} of the accepted tokens from earlier answers" * (remembered > 0)
     elif _VLLM in names:
         drafts = count(_VLLM)
         emitted = count("vllm:generation_tokens_total")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from specplug.tools.client.figures import figures, read
+from specplug.tools.client.http import ServerClient
 from specplug.tools.forecast.scraped import read_metrics
 from tests.engines.server import MODEL, Answer, Server
 
@@ -20,6 +23,7 @@ ADMIN = "open sesame"
 ON = {"mode": "on", "num_speculative_tokens": None}
 ACCEPTED = "specplug_accepted_tokens_total"
 SOURCE = "ngram/own text"
+COUNTED = ("target_steps", "verified", "accepted")
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 BAD_ORDERS: list[tuple[Any, str]] = [
@@ -110,13 +114,23 @@ class OperationsSuite:
         spent = [now - then for now, then in zip(self.counts(server)["verified_at"], before, strict=True)]
         return text, sum(count > 0 for count in spent)
 
-    def test_a_plan_reads_the_acceptance_of_the_server(self, server):
+    def test_plan_watch_and_status_have_the_same_figures_whoever_opted_out(self, server):
+        complete(server)
+        self.order(server, mode="off")
         complete(server)
         found = read_metrics(server.url)
-        total = self.counts(server)
+        metrics = self.status(server)["workers"][0]["metrics"]
+        assert metrics["by_source"]["off"]["emitted"]
+        total = {name: metrics["total"][name] - metrics["by_source"]["off"][name] for name in COUNTED}
         longest = len(found.survival)
         assert found.tau(longest) == pytest.approx(1 + total["accepted"] / total["target_steps"])
         assert found.tokens(longest) == pytest.approx(1 + total["verified"] / total["target_steps"])
+        [watched] = asyncio.run(self._watched(server))["engines"]
+        assert watched["tokens_per_step"] == pytest.approx(found.tau(longest))
+
+    async def _watched(self, server: Server) -> dict[str, Any]:
+        async with ServerClient(server.url, operator_key=self.key) as client:
+            return figures(await read(client))
 
     def test_off_and_on_take_effect_at_once_and_change_no_text(self, server, plain, control_file):
         assert self.completed(server) == (plain, 8)

@@ -218,6 +218,7 @@ def test_costs_that_a_server_measured_are_taken_from_its_file_and_from_its_statu
         assert measured_by("kept.json") == measured_by(url) == measured_by(url + "/metrics")
         own = planned("--metrics", url)
         assert own["cost"].startswith(f"4 sizes of steps that {url} measured")
+        assert [row["batch"] for row in own["rows"]] == [1], "the server ran one request at most"
         assert planned("--metrics", url, "--saturation", "99")["cost"].startswith(
             "a step costs the same up to 99 tokens"
         )

@@ -44,6 +44,17 @@ def test_steps_that_no_drafts_were_planned_for_change_nothing():
     assert found_in(generate_latest(registry).decode()) == found_in(specplug_text(STEP, STEP))
 
 
+def test_a_plan_tells_which_share_repeated_requests_brought():
+    text = specplug_text(STEP)
+    accepted = recorded(STEP).snapshot().total.accepted
+    of_memory = f'specplug_accepted_tokens_total{{source="ngram/response memory"}} {accepted}.0\n'
+    assert "earlier answers" not in found_in(text).source
+    head, tail = text.split("# TYPE specplug_accepted_tokens_total counter\n")
+    found = found_in(f"{head}# TYPE specplug_accepted_tokens_total counter\n{of_memory}{tail}")
+    assert found.source.endswith("steps of requests, 50% of the accepted tokens from earlier answers")
+    assert found.survival == found_in(text).survival
+
+
 def test_specplugs_counts_come_before_the_engines():
     assert found_in(specplug_text(STEP) + VLLM) == found_in(specplug_text(STEP))
     assert found_in(VLLM + SGLANG) == found_in(VLLM)
