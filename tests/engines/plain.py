@@ -1,4 +1,4 @@
-"""Reference for the engines: the tiny model run without an engine, and their prompts."""
+"""Reference for the engines: their model run without an engine, and their prompts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ Answers = list[dict[str, Any]]
 
 MAX_TOKENS = 40
 
+FOLDER = TINY
+"""The model: the tiny one, unless a soak takes another."""
+
 
 @functools.cache
 def tokenizer() -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(TINY)
+    return AutoTokenizer.from_pretrained(FOLDER)
 
 
 @functools.cache
@@ -30,7 +33,7 @@ def model() -> Any:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(torch.get_num_threads())  # in a forked process, see `specplug.draft_model.model`
-    return AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
 
 
 def forward(context: Sequence[int]) -> torch.Tensor:

@@ -16,7 +16,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
+from benchmarks.real_models.__main__ import model_folder
+from tests.engines import plain
 from tests.engines.server import ServerProcess
+from tests.soak.judge import Judge
 from tests.soak.report import Report
 from tests.soak.run import Plant, Soak, answers, with_wrong_token
 from tests.soak.targets import PROPOSERS, TARGETS, Target
@@ -47,26 +50,36 @@ def known(target: Target, folder: Path) -> Truth:
     return found
 
 
-def soaked(target: Target, requests: int, minutes: float, seed: int, plant: Plant | None, folder: Path) -> Report:
-    """Start the server with specplug and soak it."""
-    truth, store = known(target, folder), folder / "store"
-    console.print(f"{target.name}: starting the server with specplug")
-    process = ServerProcess(target.soaked(store), folder / "server.log")
+def soaked(
+    target: Target, requests: int, minutes: float, kills: int, seed: int, plant: Plant | None, folder: Path
+) -> Report:
+    """Soak servers with specplug one after the other: each but the last is killed, and the next has its store."""
+    truth = known(target, folder)
     traffic = Traffic(truth if plant != "token" else with_wrong_token(truth), seed, PROPOSERS, target.shortest)
-    url = f"http://127.0.0.1:{process.port}"
-    soak = Soak(target, url, process.session, process.log, truth, traffic, store, seed, plant=plant)
-    try:
-        with Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console) as progress:
-            task = progress.add_task(target.name, total=requests)
+    judge = Judge()
+    lives: list[Report] = []
+    with Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task(target.name, total=requests)
 
-            def done(count: int) -> None:
-                progress.update(task, completed=count)
-                if not console.is_terminal and count % 500 == 0:  # a log gets lines instead of a bar
-                    console.print(f"{target.name}: {count:,} requests, {soak.judge.wrong} outputs with wrong tokens")
+        def done(count: int) -> None:
+            progress.update(task, completed=count)
+            if not console.is_terminal and count % 500 == 0:  # a log gets lines instead of a bar
+                console.print(f"{target.name}: {count:,} requests, {judge.wrong} outputs with wrong tokens")
 
-            return asyncio.run(soak.run(requests, minutes, done))
-    finally:
-        process.close()
+        for number in range(kills + 1):
+            console.print(f"{target.name}: starting the server with specplug")
+            process = ServerProcess(target.soaked(folder / "store"), folder / f"server{number or ''}.log")
+            url = f"http://127.0.0.1:{process.port}"
+            soak = Soak(target, url, process.session, process.log, truth, traffic, folder / "store", seed + number)
+            soak = replace(soak, plant=plant, judge=judge, kills=number < kills)
+            try:
+                share = kills + 1
+                lives.append(asyncio.run(soak.run(requests // share, minutes / share, done)))
+            finally:
+                process.close()
+            if lives[-1].crash is not None:
+                break
+    return Report.joined(lives)
 
 
 @app.command()
@@ -77,17 +90,21 @@ def main(
     seed: Annotated[int, typer.Option(help="of the traffic and the faults")] = 0,
     plant: Annotated[Planted | None, typer.Option(help="a failure on purpose, which must be found")] = None,
     mode: Annotated[Mode, typer.Option(help="off: nothing is drafted throughout")] = Mode.on,
+    model: Annotated[str, typer.Option(help="tiny, smollm2 (after `make small-model`), or a folder")] = "tiny",
+    together: Annotated[int | None, typer.Option(help="requests in flight; by default the engine's")] = None,
+    kills: Annotated[int, typer.Option(help="how often the server is killed while requests run, and restarted")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
     logs: Annotated[Path | None, typer.Option(help="folder that keeps the servers' logs")] = None,
 ) -> None:
-    """Soak a real server on the shipped model; exit with 1 if anything was wrong."""
+    """Soak a real server, by default on the shipped model; exit with 1 if anything was wrong."""
     torch.set_num_threads(1)  # more would wait for each other, as the servers need all cores
+    plain.FOLDER = Path(model_folder(model))
+    target = replace(TARGETS[engine.value], mode=mode.value)
+    target = target if together is None else replace(target, together=together)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         try:
-            report = soaked(
-                replace(TARGETS[engine.value], mode=mode.value), requests, minutes, seed, plant and plant.value, folder
-            )
+            report = soaked(target, requests, minutes, kills, seed, plant and plant.value, folder)
         finally:
             if logs is not None:
                 logs.mkdir(parents=True, exist_ok=True)

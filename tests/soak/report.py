@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tests.soak.judge import LEAST_P, Judge
@@ -38,6 +39,28 @@ class Report:
     drafts: bool
     proposer_faults: Mapping[str, Mapping[str, int]]
     crash: str | None
+
+    @classmethod
+    def joined(cls, lives: Sequence[Report]) -> Report:
+        """Return the report on servers that ran one after the other with the same judge; each may not have grown."""
+        first, *_, last = lives if len(lives) > 1 else (*lives, *lives)
+        faults = sum((Counter(life.faults) for life in lives), Counter[str]())
+        of_proposers: dict[str, Counter[str]] = {}
+        for life in lives:
+            for name, kinds in life.proposer_faults.items():
+                of_proposers.setdefault(name, Counter()).update(kinds)
+        return replace(
+            first,
+            seconds=sum(life.seconds for life in lives),
+            faults=faults,
+            fault_problems=[problem for life in lives for problem in life.fault_problems],
+            growths=[growth for life in lives for growth in life.growths],
+            last=last.last,
+            preemptions=sum(life.preemptions for life in lives),
+            accepted=sum(life.accepted for life in lives),
+            proposer_faults=of_proposers,
+            crash=next((life.crash for life in lives if life.crash is not None), None),
+        )
 
     @property
     def failures(self) -> list[str]:

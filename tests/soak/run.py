@@ -27,6 +27,7 @@ Plant = Literal["token", "crash", "connections"]
 """A failure on purpose, which a run must find: a wrong token in a known answer, a process that is killed, connections
 that stay open."""
 
+KILLED = "killed at the end, as asked"
 SAMPLE_SECONDS = 1.0
 DRAIN_SECONDS = 60.0
 
@@ -36,7 +37,8 @@ class Soak:
     """One run against a server, by its address, the session of its processes, its log and the store of its corpora.
 
     Faults are drawn by `seed`, and come every `pause` seconds; `plant` is a failure on purpose.  The server's resources
-    are read every second, and with `every` after so many requests, too, for a short run.
+    are read every second, and with `every` after so many requests, too, for a short run.  `kills`: the server is killed
+    after its requests or its time, while others run.
     """
 
     target: Target
@@ -50,9 +52,12 @@ class Soak:
     pause: float = 1.0
     plant: Plant | None = None
     every: int | None = None
+    kills: bool = False
     judge: Judge = field(default_factory=Judge)
     samples: list[leaks.Sample] = field(default_factory=list)
     crash: str | None = None
+    _over: asyncio.Event = field(default_factory=asyncio.Event)
+    _latest: dict[str, Any] | None = None
     _held: list[Any] = field(default_factory=list)
 
     async def run(self, requests: int, minutes: float, done: Callable[[int], None] = lambda count: None) -> Report:
@@ -67,17 +72,22 @@ class Soak:
             given = self._given(requests, began + 60 * minutes)
             work = [asyncio.create_task(self._work(http, given, done)) for _ in range(self.target.together)]
             beside.append(asyncio.create_task(self._guard(running, work)))
+            if self.kills:
+                beside.append(asyncio.create_task(self._kill(http, beside[0])))
             for ended in await asyncio.gather(*work, return_exceptions=True):
                 if isinstance(ended, Exception):
                     raise ended
             self._find_lost(running)
+            was_killed = self.crash == KILLED
             seconds = time.monotonic() - began
             for task in beside:
                 task.cancel()
             ended = await asyncio.gather(*beside, return_exceptions=True)
             faults.problems += [f"{type(e).__name__}: {e}" for e in ended if isinstance(e, Exception)]
             last = await self._drained(http, faults) if self.crash is None else None
-            after = await self._counts(http) if self.crash is None else before
+            if self.crash is None:
+                self._latest = await self._counts(http)
+            after = self._latest or before
         return Report(
             engine=self.target.name,
             seconds=seconds,
@@ -91,13 +101,15 @@ class Soak:
             accepted=after["accepted"] - before["accepted"],
             drafts=self.target.mode == "on",
             proposer_faults=after["faults"],
-            crash=self.crash,
+            crash=None if was_killed else self.crash,
         )
 
     def _given(self, requests: int, deadline: float) -> Iterator[Request]:
         planted = self.plant != "crash"
         for request in self.traffic:
-            if request.number >= requests or time.monotonic() > deadline or self.crash is not None:
+            if request.number >= requests or time.monotonic() > deadline:
+                self._over.set()
+            if self.crash is not None or (self._over.is_set() and not self.kills):
                 return
             if not planted and request.number >= requests // 3:
                 planted = True
@@ -118,6 +130,16 @@ class Soak:
                 if self.every is not None and count % self.every == 0:
                     with suppress(httpx.HTTPError):  # the server has crashed, which `_guard` notes
                         self.samples.append(await self._sample(http))
+
+    async def _kill(self, http: httpx.AsyncClient, faults: asyncio.Task[None]) -> None:
+        """When the run is over, end the faults, read the counts, and kill all processes of the server."""
+        await self._over.wait()
+        faults.cancel()
+        await asyncio.gather(faults, return_exceptions=True)
+        self._latest = await self._counts(http)
+        self.crash = KILLED  # outcomes from now on are not judged
+        for process in leaks.processes(self.session):
+            os.kill(process, signal.SIGKILL)
 
     async def _guard(self, running: set[int], work: list[asyncio.Task[None]]) -> None:
         """End the traffic when a process of the server has ended, because others may then wait for it for ever."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from specplug.tools.audit.probe import Probe
 from specplug.tools.audit.server import Dialect, Sglang, Vllm
+from tests.engines import plain
 from tests.engines.launch import MODEL, Configuration
 from tests.soak.traffic import Request
 from tests.soak.truth import SAMPLING, Size
@@ -88,6 +89,7 @@ class Target:
 
     def _vllm(self) -> dict[str, Any]:
         return {
+            "model": str(plain.FOLDER),
             "served_model_name": MODEL,
             "max_num_batched_tokens": 2048,
             "log_error_stack": False,
@@ -131,11 +133,14 @@ class SglangTarget(Target):
         launch = importlib.import_module("tests.engines.sglang.launch")
         given = {"SPECPLUG_CONFIG": json.dumps(settings(store, self.mode))}
         small = {"max_total_tokens": self.cache, "schedule_conservativeness": 0.1, "log_level_http": "warning"}
-        return launch.configuration("SPECPLUG", sampling=True, environment=given, served_model_name=MODEL, **small)
+        return launch.configuration("SPECPLUG", sampling=True, environment=given, **self._served(), **small)
 
     def control(self) -> Configuration:
         launch = importlib.import_module("tests.engines.sglang.launch")
-        return launch.configuration(served_model_name=MODEL)
+        return launch.configuration(**self._served())
+
+    def _served(self) -> dict[str, Any]:
+        return {"model_path": str(plain.FOLDER), "served_model_name": MODEL}
 
     def body(self, request: Request) -> dict[str, Any]:
         body = self.dialect.body(probe_of(request), MODEL)

@@ -54,7 +54,12 @@ def stub(failure: str) -> Iterator[tuple[str, int]]:
 
 
 def soak(
-    truth: Truth, monkeypatch: pytest.MonkeyPatch, failure: str = "none", plant: Plant | None = None, count: int = 200
+    truth: Truth,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: str = "none",
+    plant: Plant | None = None,
+    count: int = 200,
+    kills: bool = False,
 ) -> Report:
     """Soak the stub, which samples nothing."""
     monkeypatch.setattr("tests.soak.run.DRAIN_SECONDS", 0.5)
@@ -63,7 +68,10 @@ def soak(
     traffic = (request for request in Traffic(given, 1, PROPOSERS) if request.kind != "sampled")
     with stub(failure) as (url, session):
         run = Soak(TARGETS["vllm"], url, session, Path("/dev/null"), truth, traffic, plant=plant, pause=0.05, every=10)
-        return asyncio.run(run.run(count, 1.0))
+        run.kills = kills
+        report = asyncio.run(run.run(count, 1.0))
+        assert not (kills and leaks.processes(session))
+        return report
 
 
 def test_a_sound_server_passes(truth, monkeypatch):
@@ -73,6 +81,18 @@ def test_a_sound_server_passes(truth, monkeypatch):
     assert report.as_dict()["ok"]
     assert list(report.lines())[-1] == "  passed"
     assert all(report.judge.kinds[kind] for kind in KINDS)
+
+
+def test_a_server_that_is_killed_at_the_end_passes_and_its_successor_counts_with_it(truth, monkeypatch):
+    lives = [soak(truth, monkeypatch, count=60, kills=kills) for kills in (True, False)]
+    assert [life.failures for life in lives] == [[], []]
+    assert lives[0].judge.compared > 20
+    report = Report.joined([replace(life, judge=lives[0].judge) for life in lives])
+    assert report.accepted == sum(life.accepted for life in lives)
+    assert report.faults == lives[0].faults + lives[1].faults
+    crashed = replace(lives[1], crash="gone", fault_problems=["late"])
+    assert Report.joined([lives[0], crashed, lives[1]]).failures[:1] == ["crash: gone"]
+    assert Report.joined([crashed]) == replace(crashed, proposer_faults=crashed.proposer_faults)
 
 
 @pytest.mark.parametrize(
