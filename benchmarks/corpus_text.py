@@ -52,7 +52,7 @@ def read(tokens: int, tokenizer: str, roots: Sequence[Path]) -> Texts:
 
     loaded = load_tokenizer(tokenizer)
     documents, external, total, seconds = [], [], 0, 0.0
-    for number, (name, text) in enumerate(_files(roots)):
+    for number, (name, text) in enumerate(files(roots)):
         if number % EXTERNAL == 0:
             external.append(loaded.encode(text))
         elif total < tokens:
@@ -71,7 +71,7 @@ def installed() -> list[Path]:
     return [Path(paths["purelib"]), Path(paths["stdlib"])]
 
 
-def _files(roots: Sequence[Path]) -> Iterator[tuple[str, str]]:
+def files(roots: Sequence[Path]) -> Iterator[tuple[str, str]]:
     """Yield names and texts of files without duplicate texts."""
     found = sorted({path for root in roots for path in root.rglob("*") if path.suffix in ENDINGS})
     random.Random(0).shuffle(found)

@@ -22,7 +22,13 @@ without seeds: see docs/ngram.md#siblings.
 
 `--scenario` asks what a client or a server knows that an engine's own lookup does not use, on vLLM's V1: "prediction"
 (each request brings a text: its answer with 1 in 20 or 1 in 5 words changed, or another answer), "turns" (chats of
-eight turns in which code is edited) or "rollouts" (eight samples of each prompt at temperature 0.7).
+eight turns in which code is edited) or "rollouts" (eight samples of each prompt at temperature 0.7).  Two need
+`--recordings CLONE` of github.com/ShishirPatil/gorilla, whose answers the model is made to give, so that they are
+modelled: "corpus" (the server holds 10,000 passages, which answers quote and prompts do not hold) and "references"
+(each request brings the passages that bm25s finds for it).
+
+`--draft DIR`, a draft model such as `python -m benchmarks.real_models.draft_model --out DIR` makes, compares the
+engine's own `draft_model` with `hybrid` over it, and with specplug's policy alone.
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ import argparse
 import functools
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -39,12 +46,12 @@ from typing import Any
 from benchmarks.machine import in_words, machine, versions
 from benchmarks.models import folder
 from benchmarks.peers import note
-from benchmarks.real_models import report
+from benchmarks.real_models import recordings, report
 from benchmarks.real_models.arms import BASELINE, Arm, chosen
 from benchmarks.real_models.equality import differences
 from benchmarks.real_models.prompts import KINDS, Prompt, more_chats, read
 from benchmarks.real_models.run import Arms, Task, fresh, measured, running
-from benchmarks.real_models.scenarios import SCENARIOS
+from benchmarks.real_models.scenarios import RECORDED, SCENARIOS, Scenario
 from benchmarks.real_models.statistics import Clock, ranked
 
 ENGINES = ("transformers", "vllm-v1", "vllm-gpu", "vllm-v2", "sglang")
@@ -68,8 +75,13 @@ def model_folder(name: str) -> str:
     return str(found)
 
 
-def arms_of(engine: str, model: str, concurrency: int, llm: dict[str, Any]) -> tuple[list[Arm], Any, tuple[str, ...]]:
-    """Return an engine's arms, the function that answers on them, and the packages whose versions matter."""
+def arms_of(
+    engine: str, model: str, concurrency: int, llm: dict[str, Any], draft: str | None = None, **settings: Any
+) -> tuple[list[Arm], Any, tuple[str, ...]]:
+    """Return an engine's arms, the function that answers on them, and the packages whose versions matter.
+
+    `draft` is the folder of a draft model, and `settings` are further ones of specplug's, both on vLLM's own runners.
+    """
     if engine == "transformers":
         from benchmarks.real_models import on_transformers as it
 
@@ -84,7 +96,8 @@ def arms_of(engine: str, model: str, concurrency: int, llm: dict[str, Any]) -> t
         from benchmarks.real_models import on_gpu
 
         return on_gpu.arms(model, CONTEXT, concurrency, llm), on_vllm.answer, on_gpu.PACKAGES
-    return on_vllm.arms(model, CONTEXT, concurrency, engine.removeprefix("vllm-")), on_vllm.answer, on_vllm.PACKAGES
+    runner = engine.removeprefix("vllm-")
+    return on_vllm.arms(model, CONTEXT, concurrency, runner, draft, **settings), on_vllm.answer, on_vllm.PACKAGES
 
 
 def where_it_runs(engine: str) -> str:
@@ -110,7 +123,8 @@ def tasks(
 
     def task(prompts: Any) -> Task:
         ids, seeded = [prompt.ids(tokenizer) for prompt in prompts], options.samples == 1  # V1 drafts none with seeds
-        return Task(prompts, ids, concurrency, options.temperature, seeded)
+        made = Task(prompts, ids, concurrency, options.temperature, seeded)
+        return made.recorded(tokenizer) if any(prompt.answer for prompt in prompts) else made
 
     def written(arms: Arms, prompts: Sequence[Prompt]) -> list[str]:
         asked = replace(task(prompts), concurrency=1, temperature=0.0)
@@ -120,6 +134,9 @@ def tasks(
     chats = more_chats(options.max_tokens)
     if options.scenario is None:
         prompts = read(options.kinds, options.prompts, options.max_tokens)
+    elif options.scenario in RECORDED:
+        referring = RECORDED[options.scenario]
+        prompts = recordings.prompts(options.recordings, options.prompts, options.max_tokens, referring=referring)
     else:
         note(f"writing the texts of the scenario: {options.scenario}")
         with running(options.engine, [plain], answer) as arms:
@@ -152,9 +169,9 @@ def best_constant(options: argparse.Namespace, model: str, concurrency: int, tas
     return next(arm for arm in grid if arm.name == next(iter(scores))), scores
 
 
-def run(options: argparse.Namespace, model: str, concurrency: int) -> dict[str, Any]:
-    """Return the results at one concurrency, and print them."""
-    everything, answer, packages = arms_of(options.engine, model, concurrency, options.llm)
+def run(options: argparse.Namespace, model: str, concurrency: int, **settings: Any) -> dict[str, Any]:
+    """Return the results at one concurrency, and print them; `settings` are further ones of specplug's."""
+    everything, answer, packages = arms_of(options.engine, model, concurrency, options.llm, options.draft, **settings)
     arms = chosen(everything, options.arms)
     for part in options.arms or ():
         if not any(part in arm.name for arm in arms):
@@ -202,7 +219,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=int, help="most prompts of a kind; 0: only fresh servers (default: all)")
     parser.add_argument("--max-tokens", type=int, help="most tokens of an answer (default: as the prompts say)")
     parser.add_argument("--samples", type=int, default=1, help="answers to each prompt (default: 1)")
-    parser.add_argument("--scenario", choices=SCENARIOS, help="other prompts, see above (vllm-v1)")
+    parser.add_argument("--scenario", choices=(*SCENARIOS, *RECORDED), help="other prompts, see above (vllm-v1)")
+    parser.add_argument("--recordings", type=Path, help="a clone of Gorilla's repository, for two of the scenarios")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1], help="prompts at a time (default: 1)")
     parser.add_argument("--temperature", type=float, default=0.0, help="default: 0, greedy")
     parser.add_argument("--rounds", type=int, default=1, help="runs with fresh processes (default: 1)")
@@ -215,6 +233,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--constants", type=int, default=0, help="prompts of a kind that choose the best constant (V1)")
     parser.add_argument("--min-survivals", type=float, nargs="+", default=MIN_SURVIVALS, help="of the constants")
     parser.add_argument("--constant-lengths", type=int, nargs="+", default=CONSTANT_LENGTHS, help="of the constants")
+    parser.add_argument(
+        "--draft", help="folder of a draft model, which drafts in place of lookup and before it (V1, V2)"
+    )
     parser.add_argument("--llm", type=json.loads, default={}, metavar="JSON", help="vllm-gpu: arguments of vLLM's LLM")
     parser.add_argument("--json", type=Path, help="write everything to this file, too")
     return parser
@@ -229,11 +250,20 @@ def main() -> None:
     if options.scenario is not None:
         if options.engine != "vllm-v1" or options.constants or options.rounds > 1:
             parser.error("--scenario needs --engine vllm-v1, and takes no --constants and no --rounds")
-        options.samples = SCENARIOS[options.scenario].samples
-        options.temperature = SCENARIOS[options.scenario].temperature
+        if (options.scenario in RECORDED) != (options.recordings is not None):
+            parser.error(f"--recordings is needed by --scenario {' and '.join(RECORDED)}, and by no other")
+        scenario = SCENARIOS.get(options.scenario, Scenario(lambda *_: []))
+        options.samples = scenario.samples
+        options.temperature = scenario.temperature
         options.concurrency = [options.samples]
     model = model_folder(options.model)
-    results = [run(options, model, concurrency) for concurrency in options.concurrency]
+    with tempfile.TemporaryDirectory() as temporary:
+        settings: dict[str, Any] = {}
+        if options.scenario == "corpus":
+            note("writing the corpus")
+            store = recordings.build(Path(temporary), recordings.passages(options.recordings), model)
+            settings = {"proposer": "retrieval", "corpora": {"store": str(store)}}
+        results = [run(options, model, concurrency, **settings) for concurrency in options.concurrency]
     if options.json is not None:
         stated = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
         options.json.write_text(json.dumps({"machine": machine(), "options": stated, "results": results}) + "\n")

