@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.models import folder
+from specplug.draft_model.cache import cache_argument
 
 WIDTH = 192
 LAYERS = 2
@@ -62,12 +63,12 @@ def write(target: Any, start: list[int], minutes: float) -> Texts:
     parts = []
     while not parts or time.monotonic() - began < 60 * minutes:
         ids = torch.tensor([start] * ROWS)
-        cache = None
+        cache = DynamicCache()
         kept: list[tuple[Tensor, Tensor]] = []
         for _ in range(LENGTH - len(start)):
-            out = target(ids[:, -1:] if cache is not None else ids, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
-            probabilities, likeliest = out.logits[:, -1].softmax(-1).topk(LIKELIEST)
+            new = ids[:, cache.get_seq_length() :]
+            logits = target(new, use_cache=True, **{cache_argument(target): cache}).logits
+            probabilities, likeliest = logits[:, -1].softmax(-1).topk(LIKELIEST)
             probabilities /= probabilities.sum(-1, keepdim=True)
             kept.append((likeliest, probabilities))
             ids = torch.cat([ids, likeliest.gather(1, torch.multinomial(probabilities, 1))], 1)

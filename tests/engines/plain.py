@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ Answers = list[dict[str, Any]]
 MAX_TOKENS = 40
 
 FOLDER = TINY
-"""The model: the tiny one, unless a soak takes another."""
+"""The model: the tiny one, unless `use` names another."""
 
 
 @functools.cache
@@ -34,6 +35,14 @@ def model() -> Any:
 
     torch.set_num_threads(torch.get_num_threads())  # in a forked process, see `specplug.draft_model.model`
     return AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
+
+
+def use(folder: Path) -> None:
+    """Take another model from now on."""
+    global FOLDER
+    FOLDER = folder
+    for cached in (tokenizer, model, prompts, greedy):
+        cached.cache_clear()
 
 
 def forward(context: Sequence[int]) -> torch.Tensor:

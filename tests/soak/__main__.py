@@ -98,7 +98,7 @@ def main(
 ) -> None:
     """Soak a real server, by default on the shipped model; exit with 1 if anything was wrong."""
     torch.set_num_threads(1)  # more would wait for each other, as the servers need all cores
-    plain.FOLDER = Path(model_folder(model))
+    plain.use(Path(model_folder(model)))
     target = replace(TARGETS[engine.value], mode=mode.value)
     target = target if together is None else replace(target, together=together)
     with tempfile.TemporaryDirectory() as temporary:

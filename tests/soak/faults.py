@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from specplug.corpus.documents import Document
-from specplug.corpus.store import Store
+from specplug.corpus.store import STORE_FILE, Store
 from tests.engines.plain import tokenizer
 from tests.soak.leaks import processes
 from tests.soak.targets import SglangTarget, Target
@@ -36,7 +36,8 @@ SETTLE_SECONDS = 0.5
 class Faults:
     """Injects one fault after the other, and counts them; `problems` are answers that were not as expected.
 
-    Corpora hold texts of `truth`; without a store, the faults that need one are left out.
+    Corpora hold texts of `truth`; without a store, the faults that need one are left out.  Corpora of the store are
+    those of a server before, which was killed.
     """
 
     def __init__(
@@ -45,7 +46,10 @@ class Faults:
         self._http, self._target, self._truth = http, target, truth
         self._session, self._store = session, store
         self._random = random.Random(seed)
-        self._present: dict[str, str | None] = {}
+        infos = Store(store).list() if store is not None and (store / STORE_FILE).exists() else []
+        self._present: dict[str, str | None] = {
+            info.name: info.tenant or None for info in infos if info.name in CORPORA
+        }
         self._numbers = itertools.count()
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []

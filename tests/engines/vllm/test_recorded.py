@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from benchmarks.real_models import on_vllm
@@ -17,15 +15,18 @@ ANSWERS = {
 }
 
 
+@pytest.mark.parametrize("kind", ["v1"], indirect=True)
 @pytest.mark.parametrize("text", ANSWERS)
-def test_the_recorded_answer_is_given_with_and_without_drafts(text: str, engine: Callable[..., Engine]):
+def test_the_recorded_answer_is_given_with_and_without_drafts(text: str, zoo: Engine):
     answer = ANSWERS[text]
-    params = {"max_tokens": len(answer), "temperature": 0.0, "ignore_eos": True}
     found = {}
-    for name, settings in (("plain", None), ("ngram", {"proposer": "ngram", "policy": "fixed"})):
-        served = engine("v1", settings, name=f"recorded-{name}")
-        found[name] = served.call(on_vllm.answer, prompts=[PROMPT], params=[params], answers=[answer])
-        assert found[name]["token_ids"] == [answer]
-    assert found["plain"]["steps"] == len(answer)
-    assert found["ngram"]["steps"] == len(answer) - found["ngram"]["accepted"]
-    assert (found["ngram"]["accepted"] > len(answer) // 2) == (text == "repeats")
+    for is_on in (False, True):
+        fields = {"enabled": is_on, "store": False}
+        params = {"max_tokens": len(answer), "temperature": 0.0, "ignore_eos": True, "extra_args": {"specplug": fields}}
+        found[is_on] = zoo.call(on_vllm.answer, prompts=[PROMPT], params=[params], answers=[answer])
+        assert found[is_on]["token_ids"] == [answer]
+    assert found[False]["steps"] == len(answer)
+    assert found[True]["steps"] == len(answer) - found[True]["accepted"]
+    assert (found[True]["accepted"] > len(answer) // 2) == (text == "repeats")
+    own = zoo.call(on_vllm.answer, prompts=[PROMPT], params=[params])
+    assert own["token_ids"] != [answer], "the model decides again"
