@@ -56,7 +56,7 @@ def state_cost(scheduler: Any, cost: float) -> None:
 
 def counts_of(arm: Any, options: argparse.Namespace, model: str, concurrency: int, cost: float) -> Counts:
     """Run one arm."""
-    task, warm_up, _ = tasks(options, model, concurrency)
+    task, warm_up, _ = tasks(options, model, concurrency, arm, on_sglang.answer)
     with running("sglang", [arm], on_sglang.answer) as hosts:
         hosts.start(warm_up)
         hosts.hosts[arm.name].inside(state_cost, cost=cost)
