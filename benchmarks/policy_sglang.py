@@ -1,6 +1,6 @@
 """Tokens per step of policies on SGLang, beside those of constant draft lengths that verify as many draft tokens.
 
-    .venv-sglang/bin/python -m benchmarks.policy_sglang [--policies batch] [--lengths 1 2 3 5 7 15] [--prompts 2] ...
+    .venv-sglang/bin/python -m benchmarks.policy_sglang [--policies batch] [--lengths 1 2 3 5 7 15] [--topk 2] ...
 
 Arms answer chats of `benchmarks.real_models`, whose arguments are taken, too.  On a CPU SGLang runs with the tests'
 stand-ins for its kernels, so that only counts mean anything: tokens per step, and verified draft tokens per emitted
@@ -56,7 +56,7 @@ def state_cost(scheduler: Any, cost: float) -> None:
 
 def counts_of(arm: Any, options: argparse.Namespace, model: str, concurrency: int, cost: float) -> Counts:
     """Run one arm."""
-    task, warm_up, _ = tasks(options, model, concurrency)
+    task, warm_up, _ = tasks(options, model, concurrency, arm, on_sglang.answer)
     with running("sglang", [arm], on_sglang.answer) as hosts:
         hosts.start(warm_up)
         hosts.hosts[arm.name].inside(state_cost, cost=cost)
@@ -81,14 +81,15 @@ def main() -> None:
     from specplug.tools.cli.output import print_table
 
     own = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    own.add_argument("--policies", nargs="+", default=["batch"])
-    own.add_argument("--lengths", nargs="+", type=int, default=[1, 2, 3, 5, 7, 15])
+    own.add_argument("--policies", nargs="*", default=["batch"])
+    own.add_argument("--lengths", nargs="*", type=int, default=[1, 2, 3, 5, 7, 15])
     own.add_argument("--cost", type=float, default=0.03, help="of a draft token, in plain steps (default: 0.03)")
+    own.add_argument("--topk", type=int, default=1, help="1 for chains, more for trees (default: 1)")
     mine, rest = own.parse_known_args()
     options = arguments().parse_args(["--engine", "sglang", *rest])
     model = model_folder(options.model)
     for concurrency in options.concurrency:
-        arms = on_sglang.by_policy(model, CONTEXT, concurrency, mine.policies, mine.lengths)
+        arms = on_sglang.by_policy(model, CONTEXT, concurrency, mine.policies, mine.lengths, mine.topk)
         found = {arm.name: counts_of(arm, options, model, concurrency, mine.cost) for arm in arms}
         names = ("", "verified per token", "tokens per step", "to constants")
         rows = table(found, [arm.name for arm in arms[: len(mine.policies)]])

@@ -34,11 +34,11 @@ def arms(model: str, context: int, concurrency: int) -> list[Arm]:
     ]
 
 
-def by_policy(model: str, context: int, concurrency: int, policies: Any, lengths: Any) -> list[Arm]:
-    """Return an arm for each policy, and one with the policy `fixed` for each draft length."""
+def by_policy(model: str, context: int, concurrency: int, policies: Any, lengths: Any, topk: int = 1) -> list[Arm]:
+    """Return an arm for each policy, and one with the policy `fixed` for each length; trees if `topk` is not 1."""
     same = _same(model, context, concurrency)
-    planned = [specplug(f"policy {policy}", same, policy=policy) for policy in policies]
-    return planned + [specplug(f"fixed, K = {length}", same, length, policy="fixed") for length in lengths]
+    planned = [specplug(f"policy {policy}", same, topk=topk, policy=policy) for policy in policies]
+    return planned + [specplug(f"fixed, K = {length}", same, length, topk, policy="fixed") for length in lengths]
 
 
 def _same(model: str, context: int, concurrency: int) -> dict[str, Any]:

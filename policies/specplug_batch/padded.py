@@ -81,10 +81,13 @@ class PaddedPlanner(CostPlanner):
             if self._reported.is_known:
                 self._pace.set_next(min(2 * DECIDE_EVERY, max(CHOOSE_EVERY, stats.step // 4)))
         if not self._costs.is_timed:
-            free = [each for each in self._lengths if requests * (each + 1) <= _MOST_OVER * self._options.saturation]
+            most = min(
+                self.longest_draft(max(1, requests)), _MOST_OVER * self._options.saturation // max(1, requests) - 1
+            )
+            free = [each for each in self._lengths if each <= most]
             if (trial := self._trials.take_length(requests, free)) is not None:
                 return self._plans[trial]
-        self._length = self._best()
+        self._length = self._best(max(1, requests))
         if self._reported.is_known:
             return self._held_plans[self._length]
         if not self._length and (stats.step + PROBE_STEPS) % PROBE_EVERY < PROBE_STEPS:
@@ -130,10 +133,12 @@ class PaddedPlanner(CostPlanner):
     def _by_length(self, figures: Sequence[float]) -> dict[str, float]:
         return {str(each): round(figure, 3) for each, figure in zip(self._lengths, figures, strict=True)}
 
-    def _best(self) -> int:
-        """Return the shortest length within the budget whose gain is the greatest, as far as costs are known."""
+    def _best(self, requests: int) -> int:
+        """Return the shortest length within the limits whose gain is the greatest, as far as costs are known."""
         budget = self._options.token_budget
-        limit = self._lengths[-1] if budget is None else budget // max(1, self._requests)
+        limit = self.longest_draft(requests)
+        if budget is not None:
+            limit = min(limit, budget // requests)
         figures = zip(self._lengths, self._accepted(), self._per_row, strict=True)
         gains = {length: accepted - cost for length, accepted, cost in figures if length <= limit}
         enough = max(gains.values()) - _CERTAINTY
@@ -153,6 +158,33 @@ class PaddedPlanner(CostPlanner):
             self._runs.observe([report for report in drafted if report.draft_length])
         cost = np.interp([report.draft_length for report in drafted], self._places, self._cost).mean()
         self._learn_rate(drafted, 1.0 + float(cost))
+
+
+class TreePlanner(PaddedPlanner):
+    """The same for trees, by their nodes, as the first ones of a tree are a tree: reports say what each node adds.
+
+    Runs of tokens tell nothing of trees, so until a drafter reports, and with one that never does, up to `saturation`
+    tokens of a step are taken to be free.  Engines that capture lengths do so for no larger steps: masks take memory.
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        super().__init__(context)
+        self._free = FreePlanner(context)
+        self._captures = bool(context.caps.captured_draft_lengths)
+
+    def plan(self, stats: HostStats) -> StepPlan:
+        """Return the draft length by what nodes cost and yield, as soon as that was reported."""
+        plan = super().plan(stats)
+        self.reads_requests = False
+        return plan if self._reported.is_known else self._free.plan(stats)
+
+    def longest_draft(self, batch_size: int) -> int:
+        """Return the most nodes of a row at this batch size."""
+        return self._free.longest_draft(batch_size) if self._captures else self._lengths[-1]
+
+    def status(self) -> dict[str, Any]:
+        """Return what is planned and the figures that it follows from, as plain data, once they are known."""
+        return super().status() if self._reported.is_known else {"why": "the drafter has not reported yet"}
 
 
 class FreePlanner(Planner):

@@ -25,17 +25,15 @@ def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
 
 
 def build(context: PluginContext) -> Planner:
-    """Return the plan half for an engine.
-
-    Trees have no positions that acceptance could be learnt for.
-    """
+    """Return the plan half for an engine."""
     from specplug.types.caps import DraftLengthChange, Ragged
-    from specplug_batch.padded import FreePlanner, PaddedPlanner
+    from specplug_batch.padded import FreePlanner, PaddedPlanner, TreePlanner
     from specplug_batch.ragged import RaggedPlanner
 
     caps = context.caps
     if caps.ragged in (Ragged.NATIVE, Ragged.LONGEST):
         return RaggedPlanner(context)
     has_choice = caps.draft_length_change is not DraftLengthChange.FIXED or 0 in caps.captured_draft_lengths
-    chooses = has_choice and not caps.trees
-    return (PaddedPlanner if chooses else FreePlanner)(context)
+    if not has_choice:
+        return FreePlanner(context)
+    return (TreePlanner if caps.trees else PaddedPlanner)(context)

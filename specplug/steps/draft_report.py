@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specplug.steps.draft_stage import DraftStage
 from specplug.types.caps import Distribution
+from specplug.types.paths import survival_in_rounds
 from specplug.types.step import Draft
 
 UNIT = 1 << 12
@@ -20,7 +21,9 @@ UNIT = 1 << 12
 
 def survival_sums(draft: Draft, counted: Tensor) -> Tensor:
     """Return [K + 1] int64: the rows that are `counted` [B], and the sum of their survivals by position, in `UNIT`s."""
-    survival = (draft.survival() * UNIT + 0.5).long() * counted[:, None].long()
+    certain = torch.where(draft.mask(), draft.confidence, 0.0)
+    reached = draft.survival() if draft.parents is None else survival_in_rounds(certain, draft.parents)
+    survival = (reached * UNIT + 0.5).long() * counted[:, None].long()
     return torch.cat((counted.long().sum(0, keepdim=True), survival.sum(0)))
 
 

@@ -42,6 +42,20 @@ def along_paths(certain: Tensor, parents: Tensor | None) -> tuple[Tensor, Tensor
     return survival, gain
 
 
+def survival_in_rounds(certain: Tensor, parents: Tensor) -> Tensor:
+    """Return the first result of `along_paths` for trees, but for rounding, in log2 N rounds instead of N.
+
+    Each round doubles the length of the paths whose confidences are multiplied.
+    """
+    survival = certain
+    up = parents.long()
+    for _ in range((parents.shape[1] - 1).bit_length()):
+        above = up.clamp(min=0)
+        survival = torch.where(up < 0, survival, survival * survival.gather(1, above))
+        up = torch.where(up < 0, up, up.gather(1, above))
+    return survival
+
+
 def best_path(gain: Tensor, lengths: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
     """Return the path with the most expected accepted tokens of each tree; a tie goes to the node of highest index.
 

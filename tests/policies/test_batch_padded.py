@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ from specplug.types.step import StepCost
 from specplug_batch.acceptance import ReportedLengths
 from specplug_batch.options import BatchOptions
 from specplug_batch.pace import TRIAL_STEPS
-from specplug_batch.padded import PROBE_EVERY, PROBE_STEPS, FreePlanner, PaddedPlanner
+from specplug_batch.padded import PROBE_EVERY, PROBE_STEPS, FreePlanner, PaddedPlanner, TreePlanner
 from specplug_batch.plugin import build
 from specplug_batch.ragged import RaggedPlanner
 from tests.policies.late_server import LateServer
@@ -146,7 +148,7 @@ def test_drafting_is_back_soon_after_it_was_off(requests, surface, idle):
         ({"ragged": Ragged.NATIVE}, RaggedPlanner),
         ({"ragged": Ragged.LONGEST}, RaggedPlanner),
         ({"ragged": Ragged.NATIVE, "verifies_budget": True}, RaggedPlanner),
-        ({"trees": True}, FreePlanner),
+        ({"trees": True}, TreePlanner),
         ({"draft_length_change": DraftLengthChange.FIXED, "captured_draft_lengths": ()}, FreePlanner),
         ({"draft_length_change": DraftLengthChange.FIXED, "captured_draft_lengths": (0, 15)}, PaddedPlanner),
     ],
@@ -246,3 +248,59 @@ def test_only_lengths_that_the_budget_allows_are_compared(budget, planned):
     planner.plan(HostStats(0, range(8)))
     planner.observe(StepReport(0, 0, 8, 8, 0, 0, expected=(8 * 0.9 ** np.arange(1, 16)).tolist(), expected_rows=8))
     assert planner.plan(HostStats(1, range(8))).draft_length == planned
+
+
+# -- trees -----------------------------------------------------------------------------------------------------------
+
+TREES = replace(CAPS, captured_draft_lengths=(), draft_length_change=DraftLengthChange.FREE, trees=True)
+NODES = (0.6 / np.arange(1, 16)).tolist()
+"""What each node of a row's tree is expected to add, the likeliest first."""
+
+
+def tree_planner(cost: float, caps: EngineCaps = TREES) -> TreePlanner:
+    """Return a planner for steps that cost so much of a plain one for each node beyond 16 tokens."""
+    planner = TreePlanner(PluginContext(caps, options=BatchOptions()))
+    sizes = [(rows, rows * (length + 1), length) for rows in (1, 2, 4, 8, 16) for length in LENGTHS]
+    planner.calibrate([StepCost(*size[:2], 0, size[2], 1.0 + cost * max(0, size[1] - 16)) for size in sizes])
+    return planner
+
+
+def nodes_planned(planner: TreePlanner, requests: int, nodes: list[float] = NODES) -> int:
+    """Return what is planned once drafters have reported what these trees are expected to yield."""
+    for step in range(8):
+        planner.observe(reported(step, [requests * each for each in nodes], rows=requests))
+        planned = planner.plan(HostStats(step, range(requests))).draft_length
+    return planned
+
+
+@pytest.mark.parametrize(
+    ("cost", "planned"),
+    [(0.0, [15, 15, 15, 15, 15]), (0.05, [15, 7, 3, 1, 0]), (0.5, [15, 7, 3, 1, 0])],
+)
+def test_trees_have_the_nodes_that_pay(cost, planned):
+    """A step of 16 tokens costs nothing more than a plain one, so few requests have large trees, and many have none."""
+    assert [nodes_planned(tree_planner(cost), requests) for requests in (1, 2, 4, 8, 16)] == planned
+
+
+def test_trees_are_not_verified_where_they_yield_nothing():
+    assert nodes_planned(tree_planner(0.05), 8, [0.001] * 15) == 0
+
+
+def test_without_reports_trees_have_the_nodes_that_are_assumed_to_be_free():
+    planner = tree_planner(0.5)
+    free = FreePlanner(PluginContext(TREES, options=BatchOptions()))
+    for step, requests in enumerate([1, 8, 16, 20, 64, 256]):
+        stats = HostStats(step, range(requests))
+        assert planner.plan(stats) == free.plan(stats)
+        planner.observe(StepReport(step, 15, requests, requests, 15 * requests, requests))
+    assert not planner.reads_requests
+
+
+@pytest.mark.parametrize("requests", [1, 16, 17, 64, 100, 128, 200, 256, 300])
+def test_captured_trees_are_no_larger_than_steps_that_are_assumed_to_be_free(requests):
+    """A mask has a cell for each node and token of each text's context, and graphs keep theirs."""
+    captured = replace(CAPS, trees=True)
+    planner = tree_planner(0.0, captured)
+    planned = nodes_planned(planner, requests, [0.9] * 15)
+    assert planned == planner.longest_draft(requests) == captured.fit_draft_length(max(0, 256 // requests - 1))
+    assert tree_planner(0.0).longest_draft(requests) == 15

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specplug.errors import ContractError
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN
-from specplug.types.paths import ROOT
+from specplug.types.paths import ROOT, survival_in_rounds
 from specplug.types.step import Draft
 
 DRAFT_LENGTH = 7
@@ -177,6 +177,12 @@ class TestPaths:
                 along = survival_of(draft, row, root_path(draft, row, node))
                 assert float(survival[row, node]) == pytest.approx(along[-1], abs=1e-6)
                 assert float(expected[row, node]) == pytest.approx(sum(along), abs=1e-6)
+
+    @given(forests())
+    @quick
+    def test_survival_in_rounds_is_that_of_the_paths(self, draft):
+        certain = torch.where(draft.mask(), draft.confidence, 0.0)
+        assert torch.allclose(survival_in_rounds(certain, draft.parents), draft.survival(), rtol=1e-6, atol=0)
 
     @given(forests())
     @quick

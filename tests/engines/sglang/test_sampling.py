@@ -167,6 +167,28 @@ def test_another_draft_length_at_every_step(ours):
     assert max(found) == max(draft_lengths)  # others are of steps whose rows all have room for fewer
 
 
+def test_trees_that_grow_and_shrink_with_the_batch(small):
+    """Three of four requests end early, so the others begin without drafts, and go on with larger and larger trees."""
+    settings = {"proposer": "ngram", "policy": "batch", "options": {"ngram": {"min_n": 1, "min_survival": 0.01}}}
+    engine = small("SPECPLUG", draft_length=DRAFT_LENGTH, topk=3, sampling=True, settings=settings)
+    whole = {"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True}
+    params = [whole if row % 4 == 0 else {**whole, "max_new_tokens": 4 + row % 12} for row in range(64)]
+    texts = []
+    with engine.planted(trees.cost, trees.watch, free=96, each=0.2):
+        for _ in range(ANSWERS // 16):
+            texts += answered(engine, params)[0][::4]
+        steps = engine.inside(trees.seen)
+    assert toy.p_value(texts) > 1e-4
+    sizes = {name: {len(step["tokens"][0]) - 1 for step in steps if name in step["requests"]} for name in named(steps)}
+    assert sum({0, 3} <= found for found in sizes.values()) > ANSWERS // 2
+    assert sum(count - 1 for step in steps for count in step["kept"]) > 200
+
+
+def named(steps: Sequence[dict[str, Any]]) -> set[str]:
+    """Return the requests of steps."""
+    return {name for step in steps for name in step["requests"]}
+
+
 @kinds(*PROPOSED)
 def test_top_k_and_top_p(ours):
     """Answers follow the distribution over kept tokens; any other token gives p = 0."""

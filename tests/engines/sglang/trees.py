@@ -12,6 +12,7 @@ import torch
 
 from specplug.steps.tracer import StepTracer
 from specplug.trace import TraceWriter
+from specplug.types.step import StepCost
 
 SEEN: list[dict[str, Any]] = []
 """Of each verification that was watched, per row: "tokens" of its nodes; "parents", of each node -1 or the node that it
@@ -126,6 +127,18 @@ def plan(scheduler: Any, draft_lengths: list[int]) -> None:
     """Let the policy, which has to be `ladder`, plan other draft lengths."""
     planner = scheduler.draft_worker.drafting.step_planner.stage._planner
     put(planner, "_options", planner._options.model_copy(update={"draft_lengths": tuple(draft_lengths)}))
+
+
+def cost(scheduler: Any, free: int, each: float) -> None:
+    """Tell the policy that a step's tokens beyond the first `free` ones cost so many plain steps each, and no times."""
+    planner = scheduler.draft_worker.drafting.step_planner
+    original = planner.launch
+    put(planner, "launch", lambda *args, **kwargs: original(*args, **{**kwargs, "timed": False}))
+    lengths = range(planner.caps.max_draft_length + 1)
+    sizes = [(rows, rows * (length + 1), length) for rows in (1, 2, 4, 8, 16, 32, 64) for length in lengths]
+    planner.stage.calibrate(
+        [StepCost(rows, tokens, 0, length, 1.0 + each * max(0, tokens - free)) for rows, tokens, length in sizes]
+    )
 
 
 def skip_drafts(scheduler: Any, steps: int | None = None) -> None:
