@@ -66,9 +66,9 @@ def drafter(server_args: Any) -> str:
 def refusals() -> Iterator[None]:
     """Raise specplug's errors as ValueError, as SGLang does for invalid arguments."""
     try:
-        yield
+        with startup.message_only():
+            yield
     except SpecplugError as error:
-        startup.show_message_only()
         raise ValueError(str(error)) from error
 
 

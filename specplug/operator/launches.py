@@ -13,13 +13,14 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from specplug.errors import EngineError, SpecplugError, describe
 from specplug.operator.contained import isolated_process, logged_messages
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import CheckResult, ProposerSpec
+from specplug.settings.checks import proposers_of
 from specplug.settings.model import Settings
 
 ENGINE_DRAFTS = "specplug's policy chooses how many tokens it drafts and the target verifies"
@@ -179,6 +180,19 @@ def awaited_proposers(settings: Settings, registry: Registry, device: str) -> tu
     names = [name for name in (settings.proposer, *settings.extra_proposers) if name in known]
     caps = {name: registry.get(ProposerSpec, name).caps_for(device) for name in names}
     return tuple(name for name in names if caps[name].needs_host)
+
+
+def corpora_advice(settings: Settings, registry: Registry) -> list[CheckResult]:
+    """Warn if a proposer that drafts from corpora has none to draft from."""
+    from specplug.corpus.store import STORE_FILE
+
+    names = [spec.name for spec in proposers_of(settings, registry) if "corpora" in spec.sections]
+    store = settings.corpora.store
+    if not names or (store is not None and (Path(store) / STORE_FILE).exists()):
+        return []
+    what = "the setting corpora.store names no corpus store" if store is None else f"{store}: no corpus store yet"
+    remedy = f"`specplug corpus build {store or 'STORE'} FOLDER --tokenizer MODEL` makes one"
+    return [CheckResult("warn", f"{what}, so {names[0]} drafts from no corpora", remedy)]
 
 
 def continuation(lookup: Settings, tokens: int) -> str:
