@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from specplug.errors import EngineError, SpecplugError, describe
+from specplug.errors import EngineError, SpecplugError, describe, own_error
 from specplug.operator.contained import isolated_process, logged_messages
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import CheckResult, ProposerSpec
@@ -102,8 +102,7 @@ class ServerCommand:
                 last = (printed.getvalue().strip().splitlines() or [f"exit code {error.code}"])[-1]
                 raise self._refusal(last if error.code else "the line asks for help only") from None
             except Exception as error:
-                own = next((each for each in (error, error.__cause__) if isinstance(each, SpecplugError)), None)
-                raise own or self._refusal(describe(error)) from error
+                raise own_error(error) or self._refusal(describe(error)) from error
         if found is None:
             return None
         more = [CheckResult("warn", text) for text in dict.fromkeys(logged) if text not in found.warning_messages]

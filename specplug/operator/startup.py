@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from specplug.errors import SpecplugError, describe
+from specplug.errors import SpecplugError, describe, own_error
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import PluginSpec, PolicySpec
 from specplug.types.caps import EngineCaps
@@ -61,18 +61,20 @@ def expect_children() -> None:
 def told_by_parent() -> Iterator[None]:
     """End a child process that a specplug error is raised in, and leave the message to the server's first process.
 
-    Where there is none, as in an engine within one process, the error is raised as it is.
+    A child whose own child has ended so ends, too.  Where there is no such process, as in an engine within one process,
+    errors are raised as they are.
     """
     try:
         yield
-    except SpecplugError as error:
+    except Exception as error:
         pid, _, path = os.environ.get(_PLACE, "").partition(" ")
-        if not path or int(pid) == os.getpid():
+        own = own_error(error)
+        if not path or int(pid) == os.getpid() or not (own or Path(path).exists()):
             raise
         try:
             Path(path).touch(0o600, exist_ok=False)
-            Path(path).write_text(str(error), encoding="utf-8")
-        except FileExistsError:  # another rank's, of the same mistake
+            Path(path).write_text(str(own), encoding="utf-8")
+        except FileExistsError:  # another rank's, of the same mistake, or its own child's
             pass
         except OSError:
             raise error from None
@@ -85,8 +87,7 @@ def _replace_hook() -> None:
     original = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        own = [str(each) for each in (error, error.__cause__) if isinstance(each, SpecplugError)]
-        if message := own[0] if own else _left_message():
+        if message := own_error(error) or _left_message():
             print(f"error: {message}", file=sys.stderr)
         else:
             original(kind, error, traceback)

@@ -230,6 +230,20 @@ from specplug.errors import SettingsError
 from specplug.operator.startup import expect_children, message_only, told_by_parent
 
 
+def start(target, how):
+    children = [multiprocessing.get_context("spawn").Process(target=target, args=[how]) for _ in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    raise RuntimeError(f"children ended with {[child.exitcode for child in children]}")
+
+
+def engine(how):
+    with told_by_parent():
+        start(fail, how)
+
+
 def fail(how):
     with told_by_parent():
         raise SettingsError("adapter: wrong") if how != "other child" else KeyError("of somebody else's")
@@ -239,12 +253,7 @@ if __name__ == "__main__":
     how = sys.argv[1]
     if "child" in how:
         expect_children()
-        children = [multiprocessing.get_context("spawn").Process(target=fail, args=[how]) for _ in range(2)]
-        for child in children:
-            child.start()
-        for child in children:
-            child.join()
-        raise RuntimeError(f"children ended with {[child.exitcode for child in children]}")
+        start(engine if how == "grandchildren" else fail, how)
     try:
         if how == "within":
             expect_children()
@@ -278,7 +287,7 @@ def ends(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("how", ["own", "wrapped", "within", "children"])
+@pytest.mark.parametrize("how", ["own", "wrapped", "within", "children", "grandchildren"])
 def test_specplugs_own_errors_are_one_message(ends, how):
     assert ends(how) == "error: adapter: wrong\n"
 

@@ -56,8 +56,10 @@ def install() -> None:
     """Patch `VllmConfig` and `EngineArgs`, once per process."""
     from vllm.config import vllm as module
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.executor.abstract import Executor
 
     hook(EngineArgs, "create_engine_config", _create_engine_config)
+    hook(Executor, "__init__", _init_executor)
     cls = module.VllmConfig
     hook(cls, "__post_init__", _post_init)
     hook(cls, "_get_v2_model_runner_unsupported_features", _unsupported_features)
@@ -165,6 +167,11 @@ def _create_engine_config(original: Callable[..., Any], arguments: Any, *args: A
     if use_of(config):
         startup.expect_children()
     return config
+
+
+def _init_executor(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    with startup.told_by_parent():
+        original(*args, **kwargs)
 
 
 def add_section(additional_config: Any, speculative: dict[str, Any] | None) -> Any:
