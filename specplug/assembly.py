@@ -48,7 +48,7 @@ def build_plan_stage(settings: Settings, registry: Registry, context: PluginCont
     parts: dict[str, PlanStage] = {}
     for spec in _policies(settings, registry):
         with _starting(spec):
-            planner: Planner = _checked(spec.build(_context_for(spec, settings, context)), Planner, spec)
+            planner: Planner = _checked(spec.build(context_for(spec, settings, context)), Planner, spec)
             parts[spec.name] = PlanStage(planner, context.caps, _guard(settings, f"policy {spec.name}", sink))
     if len(parts) > 1:
         stage = PlanStage(JoinedPlanner(parts), context.caps, _guard(settings, f"policy {settings.policy}", sink))
@@ -73,7 +73,7 @@ def build_draft_stage(
     handles = [_handle(name, settings, registry, context, sink) for name in names]
     policy = trimming_policy(_policies(settings, registry))
     with _starting(policy):
-        trimmer: Trimmer = _checked(policy.build_trimmer(_context_for(policy, settings, context)), Trimmer, policy)
+        trimmer: Trimmer = _checked(policy.build_trimmer(context_for(policy, settings, context)), Trimmer, policy)
     sources = tuple(source for handle in handles for source in handle.sources)
     counted = (*sources, SOURCE) if grammars and SOURCE not in sources else sources
     metrics = SpecMetrics(counted, context.caps.max_draft_length, context.device)
@@ -96,7 +96,7 @@ def build_verifier(settings: Settings, registry: Registry, context: PluginContex
     """Build the verifier that the settings name, wrapped to convert drafts to the distributions that it declares."""
     spec = registry.get(VerifierSpec, settings.verifier)
     with _starting(spec):
-        verifier: Verifier = _checked(spec.build(_context_for(spec, settings, context)), Verifier, spec)
+        verifier: Verifier = _checked(spec.build(context_for(spec, settings, context)), Verifier, spec)
     return FittedVerifier(verifier, spec.caps)
 
 
@@ -115,7 +115,7 @@ def try_to_build(spec: PluginSpec, settings: Settings, registry: Registry, conte
         if isinstance(spec, ProposerSpec):
             _handle(spec.name, chosen, registry, context, lambda _name, _kind: None).close()
         elif isinstance(spec, PolicySpec):
-            own = _context_for(spec, chosen, context)
+            own = context_for(spec, chosen, context)
             _checked(spec.build(own), Planner, spec)
             _checked(spec.build_trimmer(own), Trimmer, spec)
         elif isinstance(spec, VerifierSpec):
@@ -177,7 +177,7 @@ def _handle(
     within: tuple[str, ...] = (),
 ) -> ProposerHandle:
     spec = registry.get(ProposerSpec, name)
-    own = _context_for(spec, settings, context)
+    own = context_for(spec, settings, context)
     with _starting(spec):
         if spec.caps_for(context.device.type).needs_host:
             own = replace(own, device=torch.device("cpu"))
@@ -252,7 +252,7 @@ def _checked(made: Any, expected: type, spec: PluginSpec) -> Any:
     )
 
 
-def _context_for(spec: PluginSpec, settings: Settings, context: PluginContext) -> PluginContext:
+def context_for(spec: PluginSpec, settings: Settings, context: PluginContext) -> PluginContext:
     """Return the context with the plug-in's own settings, parsed by its registered model, and the shared sections."""
     known = [name for name in Settings.model_fields if isinstance(getattr(settings, name), Section)]
     unknown = [name for name in spec.sections if name not in known]

@@ -71,6 +71,11 @@ class CorpusError(SpecplugError):
     """A corpus store, or one of its files, is torn, of a different format, full or in use, or lacks an entry."""
 
 
+def own_error(error: BaseException) -> SpecplugError | None:
+    """Return specplug's own error in an exception, which an engine may have raised from it; None if there is none."""
+    return next((each for each in (error, error.__cause__) if isinstance(each, SpecplugError)), None)
+
+
 def ends_process(error: BaseException) -> bool:
     """Return whether an exception must end the process and is not a fault of the plug-in that it was raised in.
 

@@ -140,12 +140,13 @@ class Algorithm(CustomSpecAlgo):
                 seams.require(where)
             refuse_unsupported(server_args)
             found = resolved(server_args)
-            startup.refuse_missing(found.settings, str(resolved_args(server_args).device or "cpu"))
+            startup.require_startable(found.settings, str(resolved_args(server_args).device or "cpu"))
             if found.was_set("verifier"):
                 named = f"setting 'verifier' {found.settings.verifier!r}"
                 raise refusal("SGLang verifies drafts itself", named, "settings without it")
             if found.settings.draft_ranks == "each" and server_args.tp_size > 1:  # their plans follow rank 0's clock
                 raise refusal("rank 0 plans and drafts", "setting 'draft_ranks' 'each' on several ranks", "'first'")
+        startup.expect_children()
         tokens = found.settings.num_speculative_tokens + 1
         server_args.speculative_num_draft_tokens = tokens
         server_args.speculative_eagle_topk = server_args.speculative_eagle_topk or 1
@@ -257,7 +258,8 @@ def check_arguments(result: None, algorithm: Any, server_args: Any) -> None:
                 seams.require(where)
             refused = OF_EXTENDED if use_of(server_args) == "hybrid" else OF_DRAFTERS
             refuse_for_drafter(resolved_args(server_args), refused)
-            startup.refuse_missing(resolved(server_args).settings, str(resolved_args(server_args).device or "cpu"))
+            startup.require_startable(resolved(server_args).settings, str(resolved_args(server_args).device or "cpu"))
+            startup.expect_children()
 
 
 def refuse_for_drafter(server_args: Any, refused: Refused) -> None:

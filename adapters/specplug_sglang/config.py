@@ -66,9 +66,9 @@ def drafter(server_args: Any) -> str:
 def refusals() -> Iterator[None]:
     """Raise specplug's errors as ValueError, as SGLang does for invalid arguments."""
     try:
-        yield
+        with startup.message_only():
+            yield
     except SpecplugError as error:
-        startup.show_message_only()
         raise ValueError(str(error)) from error
 
 
@@ -183,13 +183,17 @@ def _algorithm(server_args: Any) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _load(draft_length: int | None, algorithm: str, _environment: str) -> ResolvedSettings:
-    flags = {} if draft_length is None else {"num_speculative_tokens": draft_length}
-    return load_settings(
-        flags,
+    """Return the settings; a draft length as in the settings is theirs, as SGLang's argument is completed by them."""
+    load = functools.partial(
+        load_settings,
         flags_origin=f"{LENGTH_FLAG}, which counts one more",
         registry=default_registry(),
         engine_drafts=algorithm != ALGORITHM,
     )
+    found = load()
+    if draft_length in (None, found.settings.num_speculative_tokens):
+        return found
+    return load({"num_speculative_tokens": draft_length})
 
 
 def least_captured(caps: EngineCaps, longest: int) -> int:

@@ -194,6 +194,7 @@ def launch_of(server_args: Any) -> Launch:
         f"{device}"
     )
     advice = [CheckResult("ok", head), reach, *([lossy_acceptance(lossy, _LOSSY)] if lossy else [])]
+    advice += launches.corpora_advice(settings, default_registry())
     advice += [CheckResult("ok", text) for applies, text in remarks if applies]
     own = [f"SGLang's {method}"] if method else []
     facts = [*own, shape, scheduling, f"up to {requests} requests {limit}", *(["LOSSY"] if lossy else [])]

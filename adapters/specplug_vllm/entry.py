@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from specplug.operator import startup
 from specplug.seams.seam import hook
 from specplug_vllm import seams
 from specplug_vllm.config import drafter_of, runner_of, use_of
@@ -77,7 +78,8 @@ def _hook_worker() -> None:
 
 def _init_device(original: Callable[..., None], wrapper: Any, *args: Any, **kwargs: Any) -> None:
     """Correct a new runner's sampler, and let lookup continue the drafts of its drafter, if the server asks for it."""
-    original(wrapper, *args, **kwargs)
+    with startup.told_by_parent():
+        original(wrapper, *args, **kwargs)
     config = wrapper.vllm_config
     if use_of(config):
         from specplug_vllm.worker import workarounds

@@ -26,6 +26,7 @@ VERSIONS = Range(engine="vLLM", oldest=(0, 32), newest=(0, 33), compared=frozens
 SEAMS = table("""
 [config]
 vllm.engine.arg_utils:!EngineArgs.create_engine_config
+vllm.v1.executor.abstract:Executor: !__init__
 vllm.config.vllm
 # Later versions keep async scheduling on with every method on V2.
   NgramGPUTypes <= 0.32

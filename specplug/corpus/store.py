@@ -255,6 +255,23 @@ def read_store(root: Path, tokenizer: Fingerprint | None) -> Fingerprint:
     return found
 
 
+def require_place(root: Path) -> None:
+    """Refuse a place that has no store, and cannot become one because something else is there; a `CorpusError`."""
+    if (root / STORE_FILE).exists() or not root.exists():
+        return
+    # Another process may be creating a store now, or was killed while doing so.
+    ours = {STORE_FILE, LOCK_FILE, TENANTS, "store.tmp"}
+    with os_errors_named(root):
+        others = sorted(path.name for path in root.iterdir() if path.name not in ours) if root.is_dir() else ["a file"]
+    if others:
+        raise CorpusError.build(
+            "a place with something else in it cannot become a corpus store",
+            who=str(root),
+            found=", ".join(others[:5]),
+            expected="an empty folder, or none",
+        )
+
+
 def _create(root: Path, tokenizer: Fingerprint, lock_seconds: float) -> None:
     """Create a store; do nothing if one with the same tokenizer exists."""
     if (root / STORE_FILE).exists():
@@ -262,15 +279,7 @@ def _create(root: Path, tokenizer: Fingerprint, lock_seconds: float) -> None:
         return
     with os_errors_named(root):
         root.mkdir(0o700, parents=True, exist_ok=True)
-        # Another process may be creating it now, or was killed while doing so.
-        ours = {STORE_FILE, LOCK_FILE, TENANTS, "store.tmp"}
-        if others := sorted(path.name for path in root.iterdir() if path.name not in ours):
-            raise CorpusError.build(
-                "a folder with something else in it cannot become a corpus store",
-                who=str(root),
-                found=", ".join(others[:5]),
-                expected="an empty folder, or none",
-            )
+        require_place(root)
         with locked(root / LOCK_FILE, lock_seconds):
             if (root / STORE_FILE).exists():
                 read_store(root, tokenizer)

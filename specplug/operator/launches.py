@@ -13,13 +13,14 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
-from specplug.errors import EngineError, SpecplugError, describe
+from specplug.errors import EngineError, SpecplugError, describe, own_error
 from specplug.operator.contained import isolated_process, logged_messages
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import CheckResult, ProposerSpec
+from specplug.settings.checks import proposers_of
 from specplug.settings.model import Settings
 
 ENGINE_DRAFTS = "specplug's policy chooses how many tokens it drafts and the target verifies"
@@ -101,8 +102,7 @@ class ServerCommand:
                 last = (printed.getvalue().strip().splitlines() or [f"exit code {error.code}"])[-1]
                 raise self._refusal(last if error.code else "the line asks for help only") from None
             except Exception as error:
-                own = next((each for each in (error, error.__cause__) if isinstance(each, SpecplugError)), None)
-                raise own or self._refusal(describe(error)) from error
+                raise own_error(error) or self._refusal(describe(error)) from error
         if found is None:
             return None
         more = [CheckResult("warn", text) for text in dict.fromkeys(logged) if text not in found.warning_messages]
@@ -179,6 +179,19 @@ def awaited_proposers(settings: Settings, registry: Registry, device: str) -> tu
     names = [name for name in (settings.proposer, *settings.extra_proposers) if name in known]
     caps = {name: registry.get(ProposerSpec, name).caps_for(device) for name in names}
     return tuple(name for name in names if caps[name].needs_host)
+
+
+def corpora_advice(settings: Settings, registry: Registry) -> list[CheckResult]:
+    """Warn if a proposer that drafts from corpora has none to draft from."""
+    from specplug.corpus.store import STORE_FILE
+
+    names = [spec.name for spec in proposers_of(settings, registry) if "corpora" in spec.sections]
+    store = settings.corpora.store
+    if not names or (store is not None and (Path(store) / STORE_FILE).exists()):
+        return []
+    what = "the setting corpora.store names no corpus store" if store is None else f"{store}: no corpus store yet"
+    remedy = f"`specplug corpus build {store or 'STORE'} FOLDER --tokenizer MODEL` makes one"
+    return [CheckResult("warn", f"{what}, so {names[0]} drafts from no corpora", remedy)]
 
 
 def continuation(lookup: Settings, tokens: int) -> str:

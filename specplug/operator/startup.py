@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import sys
-from dataclasses import replace
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from specplug.errors import SpecplugError, describe
+from specplug.errors import SpecplugError, describe, own_error
 from specplug.plugins.registry import default_registry
-from specplug.plugins.specs import ENGINE_DRAFTER, HYBRID, ProposerSpec
+from specplug.plugins.specs import PluginSpec, PolicySpec
 from specplug.types.caps import EngineCaps
 
 if TYPE_CHECKING:
@@ -24,60 +28,121 @@ DEBUG_VARIABLE = "SPECPLUG_DEBUG"
 """Environment variable that shows tracebacks, as the command line's ``--debug`` does."""
 
 
-def show_message_only() -> None:
-    """Make this process print only the message, without a traceback, if a specplug error ends it.
+_PLACE = "_SPECPLUG_LAST_MESSAGE"
+"""Environment variable for a server's children: the id of its first process, and the file of what ended a child."""
+
+
+@contextmanager
+def message_only() -> Iterator[None]:
+    """Let a specplug error that is raised within and ends this process be its last line, without a traceback.
 
     Engines build their configuration deep inside their own code, whose traceback of forty lines does not help a user
-    who misspelt a setting.  Call this where such an error is raised.  It has no effect on code that catches the error.
+    who misspelt a setting.  It has no effect on code that catches the error.
     """
+    try:
+        yield
+    except SpecplugError:
+        _replace_hook()
+        raise
+
+
+def expect_children() -> None:
+    """Let this process, a server's first, print last what ends one of its children, and nothing else.
+
+    Engines build workers in child processes, and then know no more than that one has ended.
+    """
+    if not os.environ.get(DEBUG_VARIABLE):
+        _replace_hook()
+        name = f"specplug-{secrets.token_hex(8)}"
+        os.environ[_PLACE] = f"{os.getpid()} {Path(tempfile.gettempdir()) / name}"
+
+
+@contextmanager
+def told_by_parent() -> Iterator[None]:
+    """End a child process that a specplug error is raised in, and leave the message to the server's first process.
+
+    A child whose own child has ended so ends, too.  Where there is no such process, as in an engine within one process,
+    errors are raised as they are.
+    """
+    try:
+        yield
+    except Exception as error:
+        pid, _, path = os.environ.get(_PLACE, "").partition(" ")
+        own = own_error(error)
+        if not path or int(pid) == os.getpid() or not (own or Path(path).exists()):
+            raise
+        try:
+            Path(path).touch(0o600, exist_ok=False)
+            Path(path).write_text(str(own), encoding="utf-8")
+        except FileExistsError:  # another rank's, of the same mistake, or its own child's
+            pass
+        except OSError:
+            raise error from None
+        raise SystemExit(1) from None
+
+
+def _replace_hook() -> None:
     if os.environ.get(DEBUG_VARIABLE) or hasattr(sys.excepthook, "_specplug"):
         return
     original = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        own = next((each for each in (error, error.__cause__) if isinstance(each, SpecplugError)), None)
-        if own is None:
-            original(kind, error, traceback)
+        if message := own_error(error) or _left_message():
+            print(f"error: {message}", file=sys.stderr)
         else:
-            print(f"error: {own}", file=sys.stderr)
+            original(kind, error, traceback)
 
     show._specplug = True  # type: ignore[attr-defined]
     sys.excepthook = show
 
 
-def refuse_missing(settings: Settings, device: str) -> None:
-    """Refuse proposers that lack what they need, such as a draft model, before the target's weights are loaded.
+def _left_message() -> str:
+    """Return what ended a child of this process, and remove the file; "" if nothing of specplug's did."""
+    _, _, path = os.environ.get(_PLACE, "").partition(" ")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        Path(path).unlink()
+    except OSError:
+        return ""
+    return text
 
-    They say so where they declare their memory.  Other errors there are the workers', whose context has more.
+
+def require_startable(settings: Settings, device: str) -> None:
+    """Refuse what a worker would refuse minutes later, such as a missing draft model, before any weights are loaded.
+
+    Proposers say so where they declare their memory, policies where they are built.  Other errors there are the
+    workers', whose context has more.
 
     Args:
         settings: the server's settings.
         device: the type of the target's device.
 
     Raises:
-        SpecplugError: a worker would raise it minutes later.
+        SpecplugError: a proposer lacks what it needs, a policy's options do not fit the server's settings, or the place
+            of the corpus store has something else in it.
     """
     import torch
 
+    from specplug.assembly import context_for
+    from specplug.corpus.store import require_place
     from specplug.interfaces import PluginContext
-    from specplug.settings.checks import plugin_options
+    from specplug.settings.checks import proposers_of
 
     registry = default_registry()
     context = PluginContext(EngineCaps(max_draft_length=settings.num_speculative_tokens), device=torch.device(device))
-    names = [settings.proposer, *settings.extra_proposers]
-    if HYBRID in names:
-        options: Any = plugin_options(settings, registry.get(ProposerSpec, HYBRID))
-        names += [options.lookup, options.model]
-    for name in names:
-        if name == ENGINE_DRAFTER:
-            continue
-        spec = registry.get(ProposerSpec, name)
+    proposers = proposers_of(settings, registry)
+    tries: list[tuple[PluginSpec, Callable[[PluginContext], object]]] = []
+    tries += [(spec, spec.memory_for) for spec in proposers]
+    tries += [(spec, spec.build) for spec in (registry.get(PolicySpec, name) for name in settings.policies)]
+    for spec, ask in tries:
         try:
-            spec.memory_for(replace(context, options=plugin_options(settings, spec)))
+            ask(context_for(spec, settings, context))
         except SpecplugError:
             raise
         except Exception as error:
-            _log.debug("whether %s starts is not known yet: %s", name, describe(error))
+            _log.debug("whether %s starts is not known yet: %s", spec.name, describe(error))
+    if settings.corpora.store is not None and any("corpora" in spec.sections for spec in proposers):
+        require_place(Path(settings.corpora.store))
 
 
 def start_line(settings: Settings, most: int, *engine: str, status: str = "") -> str:

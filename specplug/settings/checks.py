@@ -12,6 +12,8 @@ from specplug.errors import PluginError, SettingsError, describe, quote, suggest
 from specplug.input_errors import Mistake, from_pydantic, join_mistakes, unknown_key
 from specplug.plugins.registry import KINDS, Registry
 from specplug.plugins.specs import (
+    ENGINE_DRAFTER,
+    HYBRID,
     LISTED_DEVICES,
     SURVIVAL_TRIMMER,
     PluginSpec,
@@ -34,6 +36,15 @@ def plugin_options(settings: Settings, spec: PluginSpec) -> Any:
     if mistakes:
         raise SettingsError(join_mistakes([mistake.line() for mistake in mistakes], "setting"))
     return options
+
+
+def proposers_of(settings: Settings, registry: Registry) -> list[ProposerSpec]:
+    """Return the proposers that draft, those that `HYBRID` is made of included; the engine's own drafter is none."""
+    names = [settings.proposer, *settings.extra_proposers]
+    if HYBRID in names:
+        options = plugin_options(settings, registry.get(ProposerSpec, HYBRID))
+        names += [options.lookup, options.model]
+    return [registry.get(ProposerSpec, name) for name in dict.fromkeys(names) if name != ENGINE_DRAFTER]
 
 
 def acceptance_thresholds(settings: Settings, registry: Registry) -> Mapping[str, float] | None:

@@ -14,13 +14,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from specplug.corpus.store import Store
 from specplug.errors import EngineError, SpecplugError
 from specplug.operator import launches
 from specplug.operator.contained import isolated_process
-from specplug.operator.startup import refuse_missing
+from specplug.operator.startup import require_startable
 from specplug.plugins.registry import Owner, Registry, default_registry
 from specplug.plugins.specs import CheckResult, ProposerSpec, hookimpl
 from specplug.settings import Settings
+from specplug.text.tokenizers import load_tokenizer
 from specplug.types.caps import ProposerCaps
 
 
@@ -155,24 +157,26 @@ def test_what_c_code_prints_is_no_output_of_the_tool(capfd):
         ({"proposer": "hybrid"}, "no draft model is named"),
         ({"proposer": "crosstok", "options": {"crosstok": {"model": "/absent"}}}, "found no such folder"),
         ({"proposer": "hybrid", "options": {"crosstok": {"model": "/absent"}}}, "found no such folder"),
+        ({"policy": "batch+fixed", "options": {"fixed": {"gamma": 16}}}, "at most num_speculative_tokens, 15"),
+        ({"proposer": "retrieval", "corpora": {"store": "/dev/null"}}, "cannot become a corpus store; found a file"),
     ],
 )
-def test_a_proposer_that_lacks_its_model_is_refused_before_anything_is_loaded(settings, message):
+def test_what_workers_would_refuse_is_refused_before_anything_is_loaded(settings, message):
     with pytest.raises(SpecplugError, match=message):
-        refuse_missing(Settings(**settings), "cpu")
+        require_startable(Settings(**settings), "cpu")
 
 
 def test_what_a_worker_alone_knows_is_left_to_it():
     def memory(context):
         return context.target_config.hidden_size
 
-    refuse_missing(Settings(proposer="ngram", extra_proposers=["retrieval"]), "cpu")
-    refuse_missing(Settings(proposer="hybrid", options={"hybrid": {"model": "engine"}}), "cpu")
+    require_startable(Settings(proposer="ngram", extra_proposers=["retrieval"]), "cpu")
+    require_startable(Settings(proposer="hybrid", options={"hybrid": {"model": "engine"}}), "cpu")
     registry = default_registry()
     spec = dataclasses.replace(registry.get(ProposerSpec, "ngram"), memory=memory)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Registry, "get", lambda self, kind, name: spec)
-        refuse_missing(Settings(proposer="ngram"), "cpu")
+        require_startable(Settings(proposer="ngram"), "cpu")
 
 
 @pytest.mark.parametrize(
@@ -198,47 +202,103 @@ def test_proposers_on_the_host_depend_on_the_device(device, found):
     assert launches.awaited_proposers(Settings(proposer="anywhere"), registry, device) == found
 
 
+def test_a_proposer_without_corpora_to_draft_from_says_how_to_get_some(tmp_path):
+    def advice(proposer, **corpora):
+        options = {"hybrid": {"lookup": "retrieval", "model": "engine"}}
+        settings = Settings(proposer=proposer, corpora=corpora, options=options)
+        return [(found.summary, found.remedy) for found in launches.corpora_advice(settings, default_registry())]
+
+    assert advice("ngram", store=str(tmp_path)) == []
+    ((unset, _),) = advice("retrieval")
+    assert unset == "the setting corpora.store names no corpus store, so retrieval drafts from no corpora"
+    ((absent, remedy),) = advice("hybrid", store=str(tmp_path))
+    assert absent == f"{tmp_path}: no corpus store yet, so retrieval drafts from no corpora"
+    assert remedy == f"`specplug corpus build {tmp_path} FOLDER --tokenizer MODEL` makes one"
+    Store.create(tmp_path, load_tokenizer("tiny").fingerprint)
+    assert advice("retrieval", store=str(tmp_path)) == []
+
+
 def test_settings_at_their_defaults_are_not_repeated():
     assert launches.differing(Settings()) == {}
     assert launches.differing(Settings(mode="off")) == {"mode": "off"}
 
 
 PROGRAM = """
+import multiprocessing
 import sys
 from specplug.errors import SettingsError
-from specplug.operator.startup import show_message_only
+from specplug.operator.startup import expect_children, message_only, told_by_parent
 
-show_message_only()
-show_message_only()
-try:
-    raise SettingsError("adapter: wrong")
-except SettingsError as error:
-    match sys.argv[1]:
-        case "own":
-            raise
-        case "wrapped":
+
+def start(target, how):
+    children = [multiprocessing.get_context("spawn").Process(target=target, args=[how]) for _ in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    raise RuntimeError(f"children ended with {[child.exitcode for child in children]}")
+
+
+def engine(how):
+    with told_by_parent():
+        start(fail, how)
+
+
+def fail(how):
+    with told_by_parent():
+        raise SettingsError("adapter: wrong") if how != "other child" else KeyError("of somebody else's")
+
+
+if __name__ == "__main__":
+    how = sys.argv[1]
+    if "child" in how:
+        expect_children()
+        start(engine if how == "grandchildren" else fail, how)
+    try:
+        if how == "within":
+            expect_children()
+            fail(how)
+        with message_only(), message_only():
+            raise SettingsError("adapter: wrong")
+    except SettingsError as error:
+        if how == "wrapped":
             raise ValueError("as the engine's users know it") from error
-raise KeyError("of somebody else's")
+        if how != "other":
+            raise
+    raise KeyError("of somebody else's")
 """
 
 
-def ends(how: str, **variables: str) -> str:
-    command = [sys.executable, "-c", PROGRAM, how]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
-    assert (done.returncode, done.stdout) == (1, "")
-    return done.stderr
+@pytest.fixture
+def ends(tmp_path):
+    """How a program ends that specplug's errors, or others, are raised in."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    files = tmp_path / "files"
+    files.mkdir()
+
+    def run(how: str, **variables: str) -> str:
+        env = {**os.environ, "TMPDIR": str(files), **variables}
+        done = subprocess.run([sys.executable, str(program), how], capture_output=True, text=True, env=env)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert not list(files.iterdir())
+        return done.stderr
+
+    return run
 
 
-@pytest.mark.parametrize("how", ["own", "wrapped"])
-def test_specplugs_own_errors_are_one_message(how):
+@pytest.mark.parametrize("how", ["own", "wrapped", "within", "children", "grandchildren"])
+def test_specplugs_own_errors_are_one_message(ends, how):
     assert ends(how) == "error: adapter: wrong\n"
 
 
-def test_others_keep_their_traceback():
-    stated = ends("other")
-    assert stated.startswith("Traceback")
-    assert stated.endswith('KeyError: "of somebody else\'s"\n')
+@pytest.mark.parametrize(("how", "last"), [("other", "KeyError"), ("other child", "RuntimeError")])
+def test_others_keep_their_traceback(ends, how, last):
+    lines = ends(how).splitlines()
+    assert "Traceback (most recent call last):" in lines
+    assert lines[-1].startswith(last)
 
 
-def test_a_traceback_is_there_for_whoever_debugs():
-    assert ends("own", SPECPLUG_DEBUG="1").startswith("Traceback")
+@pytest.mark.parametrize(("how", "tracebacks"), [("own", 1), ("children", 3)])
+def test_a_traceback_is_there_for_whoever_debugs(ends, how, tracebacks):
+    assert ends(how, SPECPLUG_DEBUG="1").count("Traceback") == tracebacks

@@ -17,6 +17,7 @@ from specplug.cost.store import StartCosts
 from specplug.counts import MetricsSnapshot
 from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
+from specplug.operator import startup
 from specplug.operator.server_planner import ServerPlanner
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
@@ -64,6 +65,7 @@ class Drafting:
         start_costs: what steps cost, as far as it is known before the first request.
     """
 
+    @startup.told_by_parent()
     def __init__(
         self, server_args: Any, target_worker: Any, ranks: RankGroup, inexact: Sequence[str] | None = None
     ) -> None:

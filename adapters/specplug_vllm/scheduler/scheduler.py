@@ -18,6 +18,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from specplug.cost.store import UNKNOWN
+from specplug.operator import startup
 from specplug.operator.server_planner import ServerPlanner
 from specplug.steps.outcome_counts import OutcomeCounts
 from specplug.steps.step_planner import UNREPORTED, Bounds, DraftResult
@@ -59,6 +60,7 @@ class PlanningMixin:
     running: list[Any]
     requests: dict[str, Any]
 
+    @startup.told_by_parent()
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         seams.require("scheduler")
         super().__init__(*args, **kwargs)

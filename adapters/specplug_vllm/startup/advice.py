@@ -68,6 +68,7 @@ def launch_of(vllm_config: Any) -> Launch:
         advice.append(lossy_acceptance(f"vLLM's {lossy}", _LOSSY))
     if captured := graphs.captured_lengths(vllm_config):
         advice.append(check_graphs(captured, requests))
+    advice += launches.corpora_advice(resolved.settings, default_registry())
     if method:
         ok.append(REFUSED_BY_VLLM)
     elif runner == "v1":

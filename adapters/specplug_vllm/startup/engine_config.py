@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
-from specplug.errors import EngineError, SettingsError, SpecplugError
+from specplug.errors import EngineError, SettingsError
 from specplug.operator import startup
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER
@@ -56,8 +56,10 @@ def install() -> None:
     """Patch `VllmConfig` and `EngineArgs`, once per process."""
     from vllm.config import vllm as module
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.executor.abstract import Executor
 
     hook(EngineArgs, "create_engine_config", _create_engine_config)
+    hook(Executor, "__init__", _init_executor)
     cls = module.VllmConfig
     hook(cls, "__post_init__", _post_init)
     hook(cls, "_get_v2_model_runner_unsupported_features", _unsupported_features)
@@ -113,16 +115,12 @@ def _check(vllm_config: Any) -> None:
     Raises:
         SpecplugError: the settings are invalid, or the configuration is not supported.
     """
-    try:
-        seams.require("config")
-        found = require_settings(vllm_config)
-        refusals.refuse_unsupported(vllm_config)
-        recurrent.refuse_unsupported(vllm_config)
-        startup.refuse_missing(found.settings, vllm_config.device_config.device_type)
-        refusals.refuse_processors(vllm_config)
-    except SpecplugError:
-        startup.show_message_only()
-        raise
+    seams.require("config")
+    found = require_settings(vllm_config)
+    refusals.refuse_unsupported(vllm_config)
+    recurrent.refuse_unsupported(vllm_config)
+    startup.require_startable(found.settings, vllm_config.device_config.device_type)
+    refusals.refuse_processors(vllm_config)
 
 
 def _schedule_synchronously(vllm_config: Any) -> None:
@@ -161,9 +159,19 @@ _LENGTH = "num_speculative_tokens"
 
 
 def _create_engine_config(original: Callable[..., Any], arguments: Any, *args: Any, **kwargs: Any) -> Any:
-    arguments.additional_config = add_section(arguments.additional_config, arguments.speculative_config)
-    arguments.speculative_config = complete_spec(arguments.speculative_config, arguments.additional_config)
-    return original(arguments, *args, **kwargs)
+    """Turn speculation on where only the section does; the process is a server's first, or an offline program's."""
+    with startup.message_only():
+        arguments.additional_config = add_section(arguments.additional_config, arguments.speculative_config)
+        arguments.speculative_config = complete_spec(arguments.speculative_config, arguments.additional_config)
+        config = original(arguments, *args, **kwargs)
+    if use_of(config):
+        startup.expect_children()
+    return config
+
+
+def _init_executor(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    with startup.told_by_parent():
+        original(*args, **kwargs)
 
 
 def add_section(additional_config: Any, speculative: dict[str, Any] | None) -> Any:

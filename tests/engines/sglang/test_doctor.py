@@ -50,6 +50,10 @@ CASES: dict[str, tuple[str, Configuration]] = {
     "no model": ("", configuration("SPECPLUG", model_path="/absent/model")),
     "unknown algorithm": ("", configuration("SPECPLUGG")),
     "no draft model": ('{"proposer": "crosstok"}', configuration("SPECPLUG")),
+    "name of a setting": ('{"propser": "ngram"}', configuration("SPECPLUG")),
+    "value of an option": ('{"policy": "fixed", "options": {"fixed": {"gamma": 99}}}', configuration("SPECPLUG")),
+    "absent file": ("/absent.toml", configuration("SPECPLUG")),
+    "absent store": ('{"proposer": "retrieval", "corpora": {"store": "/absent"}}', configuration("SPECPLUG")),
 }
 
 
@@ -89,6 +93,10 @@ def test_lines_that_ask_for_something_else_are_not_looked_into(answers):
         ("pages", ["REFUSED: ", "trees with pages need flashinfer", "--page-size 16"]),
         ("no model", ["REFUSED: ", "/absent/model"]),
         ("no draft model", ["REFUSED: ", "proposer 'crosstok': no draft model is named"]),
+        ("name of a setting", ["REFUSED: ", "unknown setting 'propser'; found 'ngram'. Did you mean 'proposer'?"]),
+        ("value of an option", ["REFUSED: ", "policy 'fixed': gamma is too large; found 99; expected at most"]),
+        ("absent file", ["REFUSED: ", "cannot read the settings file; found No such file"]),
+        ("absent store", ["\n/absent: no corpus store yet, so retrieval drafts from no corpora"]),
     ],
 )
 def test_what_a_line_comes_to(answers, case, parts):
@@ -112,15 +120,44 @@ def test_a_line_that_keeps_specplug_out_is_refused():
     assert "SGLANG_PLUGINS='other'" in check["summary"]
 
 
-@pytest.mark.slow  # a process of its own; tests/operator/test_launches.py has what prints the message
-def test_a_mistake_ends_the_server_with_one_message_before_anything_is_loaded():
-    config = configuration("SPECPLUG", environment={"SPECPLUG_CONFIG": '{"propser": "ngram"}'})
+def origins(engine: Any, lines: list[list[str]]) -> list[str]:
+    """Return what gave the draft length of servers with such arguments."""
+    from sglang.srt.server_args import prepare_server_args
+
+    from specplug.operator.contained import isolated_process
+    from specplug_sglang.config import resolved
+
+    found = []
+    for arguments in lines:
+        with isolated_process({"SPECPLUG_CONFIG": ""}):
+            server_args = prepare_server_args(arguments)
+            server_args.resolve_once()
+            found.append(resolved(server_args).origins["num_speculative_tokens"])
+    return found
+
+
+def test_a_draft_length_that_nobody_gave_has_no_origin(baseline):
+    lines = [configuration("SPECPLUG").flags(), configuration(speculative_algorithm="SPECPLUG").flags()]
+    found = baseline.call(origins, lines=lines)
+    assert found == ["--speculative-num-draft-tokens, which counts one more", "default"]
+
+
+@pytest.mark.slow  # processes of their own; tests/operator/test_launches.py has what prints the message
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ('{"propser": "ngram"}', "unknown setting 'propser'; found 'ngram'. Did you mean 'proposer'?"),
+        ('{"trace": {"path": "/dev/null/trace"}}', "/dev/null/trace: cannot write the trace; found "),
+    ],
+)
+def test_a_mistake_ends_the_server_with_one_message(settings, message):
+    """The second is a scheduler's."""
+    config = configuration("SPECPLUG", environment={"SPECPLUG_CONFIG": settings})
     done = subprocess.run(config.command(1), capture_output=True, text=True, timeout=900, env=config.variables())
     assert done.returncode == 1
     stated = done.stderr + done.stdout
     last = [line for line in done.stderr.splitlines() if line.strip()][-1]
     assert last.startswith("error: "), "the last that the user reads is what is wrong"
-    assert "propser" in last
+    assert message in last
     assert "Traceback" not in stated
-    assert stated.count("unknown setting 'propser'; found 'ngram'. Did you mean 'proposer'?") == 1
-    assert "Load weight" not in stated
+    assert stated.count(message) == 1

@@ -39,19 +39,51 @@ CASES: dict[str, list[str]] = {
     ],
     "file": [*PLAIN, "--config", "FILE"],
     "not asked": PLAIN,
-    "typo": configuration("v1", {"proposr": "ngram"}).flags(),
     "pipeline": configuration("v1", NGRAM, pipeline_parallel_size=2).flags(),
     "logits processor of the launch": [*PLAIN, *DOTTED, "--logits-processors", "acme:Filter"],
     "logits processor": ["BESIDE", "FOLDER", *PLAIN, *DOTTED],
     "dispensable logits processor": [*PLAIN, *DOTTED, "--additional-config", DISPENSABLE],
     "unknown flag": [*PLAIN, *DOTTED, "--no-such-flag"],
-    "no draft model": [*PLAIN, "--additional-config.specplug.proposer", "crosstok"],
 }
+
+
+def section(**settings: Any) -> list[str]:
+    return [*PLAIN, "--additional-config", json.dumps({"specplug": settings})]
+
+
+MISTAKES: dict[str, tuple[list[str], str]] = {
+    "name of a setting": (section(proposr="ngram"), "unknown setting 'proposr'; found 'ngram'. Did you mean"),
+    "name beside a method": (configuration("v1", {"proposr": "ngram"}).flags(), "Did you mean 'proposer'"),
+    "kind of value": (section(num_speculative_tokens="many"), "setting 'num_speculative_tokens'; found 'many'"),
+    "name of a proposer": (section(proposer="ngrm"), "unknown proposer 'ngrm'. Did you mean 'ngram'"),
+    "name of a part": (section(proposer="hybrid", options={"hybrid": {"model": "crostok"}}), "Did you mean 'crosstok'"),
+    "name of an option": (section(options={"ngram": {"min_nn": 3}}), "unknown setting 'options.ngram.min_nn'; found 3"),
+    "name of a policy": (section(policy="fixd"), "unknown policy 'fixd'. Did you mean 'fixed'"),
+    "option of a policy": (section(options={"batch": {"nope": 3}}), "unknown setting 'options.batch.nope'; found 3"),
+    "value of an option": (
+        section(policy="fixed", options={"fixed": {"gamma": 99}}),
+        "policy 'fixed': gamma is too large; found 99; expected at most num_speculative_tokens, 15",
+    ),
+    "no section": ([*PLAIN, "--additional-config", '{"specplug": "ngram"}'], "'ngram'; expected a JSON object"),
+    "no draft model": (section(proposer="crosstok"), "proposer 'crosstok': no draft model is named"),
+    "no draft model of a part": (section(proposer="hybrid"), "proposer 'crosstok': no draft model is named"),
+    "absent draft model": (
+        section(proposer="crosstok", options={"crosstok": {"model": "/absent"}}),
+        "/absent: cannot read the model's configuration; found no such folder",
+    ),
+    "absent file": (["SPECPLUG_CONFIG=/absent.toml", *section()], "cannot read the settings file; found No such file"),
+    "broken file": (["SPECPLUG_CONFIG=proposer = 'ngram", *section()], "SPECPLUG_CONFIG: malformed settings; found"),
+    "switch": (["SPECPLUG_ENABLE=yes", *PLAIN], "SPECPLUG_ENABLE: cannot tell whether to speculate; found 'yes'"),
+    "place of the store": (section(proposer="retrieval", corpora={"store": "/dev/null"}), "become a corpus store"),
+}
+"""What settings may get wrong: the line, and a part of the message."""
+
+STORE = section(proposer="retrieval", corpora={"store": "/absent/store"})
 
 
 @pytest.fixture(scope="module")
 def answers(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """vLLM's answer to each of `CASES`, from a process that has imported vLLM and starts no engine.
+    """vLLM's answer to each of `MISTAKES` and `CASES`, from a process that has imported vLLM and starts no engine.
 
     A logits processor stays installed from its first case on.
     """
@@ -62,15 +94,19 @@ def answers(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-filters\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text("[vllm.logits_processors]\nacme-filter = acme:Filter\n")
     places = {"FILE": str(file), "FOLDER": str(package.parent)}
-    lines = [[places.get(word, word) for word in words] for words in CASES.values()]
+    lines = [words for words, _ in MISTAKES.values()]
+    lines += [[places.get(word, word) for word in words] for words in (STORE, *CASES.values())]
     doctor = pool.tenant(Engine, "doctor", Configuration({}, configuration("v1").environment))
     found = doctor.call(launches, lines=lines)
     doctor.stop()
-    return dict(zip(CASES, found, strict=True))
+    return dict(zip([*MISTAKES, "absent store", *CASES], found, strict=True))
 
 
 def launches(_engine: None, lines: list[list[str]]) -> list[Any]:
-    """Return what the doctor says of each line, or why it refuses it; "BESIDE" a folder are installed packages."""
+    """Return what the doctor says of each line, or why it refuses it; "BESIDE" a folder are installed packages.
+
+    The first word may set a variable.
+    """
     from specplug.errors import SpecplugError
     from specplug_vllm.doctor import COMMAND
 
@@ -79,7 +115,9 @@ def launches(_engine: None, lines: list[list[str]]) -> list[Any]:
         if words[0] == "BESIDE":
             sys.path.append(words[1])
         try:
-            launch = COMMAND.launch(shlex.join(["vllm", "serve", *words[2 * (words[0] == "BESIDE") :]]))
+            variables = [word for word in words[:1] if word.startswith("SPECPLUG_")]
+            arguments = words[len(variables) + 2 * (words[0] == "BESIDE") :]
+            launch = COMMAND.launch(shlex.join([*variables, "vllm", "serve", *arguments]))
             found.append(None if launch is None else asdict(launch))
         except SpecplugError as error:
             found.append(str(error))
@@ -104,17 +142,25 @@ def test_a_line_without_specplug_is_not_looked_into(answers):
     ("case", "parts"),
     [
         ("two drafters", ["vLLM's own drafter drafts on this server", "proposer 'ngram'", "method 'ngram'"]),
-        ("typo", ["unknown setting 'proposr'", "Did you mean 'proposer'"]),
         ("pipeline", ["pipeline parallelism is not supported", "pipeline_parallel_size 2"]),
         ("logits processor", ["loads no logits processors", "'acme-filter' of the package acme-filters"]),
         ("logits processor of the launch", ["loads no logits processors", "acme:Filter of --logits-processors"]),
         ("unknown flag", ["error: unrecognized arguments: --no-such-flag"]),
-        ("no draft model", ["proposer 'crosstok': no draft model is named"]),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(answers, case, parts):
     for part in parts:
         assert part in answers[case]
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_in_the_settings_is_told_in_a_sentence(answers, case):
+    assert MISTAKES[case][1] in answers[case]
+    assert answers[case].count("\n") == 0
+
+
+def test_a_store_that_is_absent_is_told_with_what_makes_one(answers):
+    assert "`specplug corpus build /absent/store FOLDER --tokenizer MODEL` makes one" in str(answers["absent store"])
 
 
 def test_a_logits_processor_is_dropped_only_by_name(answers):
@@ -132,12 +178,28 @@ def test_a_line_that_keeps_specplug_out_is_refused():
     assert "VLLM_PLUGINS='other'" in check["summary"]
 
 
-def test_a_mistake_ends_the_server_with_one_message_before_anything_is_loaded():
-    """Its configuration makes the checks that the doctor's refusals above come from."""
-    config = configuration("v1", {"propser": "ngram"})
-    done = subprocess.run(config.command(1), capture_output=True, text=True, timeout=900, env=config.variables())
+def last_line(words: list[str]) -> str:
+    """Return the last line of a server that ends by a mistake: all that it says of it, and there is no traceback."""
+    config = configuration("v1", in_process=False)
+    variables = dict(word.split("=", 1) for word in words[:1] if word.startswith("SPECPLUG_"))
+    command = [config.command(1)[0], "serve", *words[len(variables) :], "--port", "1"]
+    env = {**config.variables(), **variables}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=env)
     assert done.returncode == 1
-    assert "Traceback" not in done.stderr + done.stdout
-    assert done.stderr.count("unknown setting 'propser'; found 'ngram'. Did you mean 'proposer'?") == 1
-    assert done.stderr.strip().splitlines()[-1].startswith("error: ")
-    assert "EngineCore" not in done.stderr + done.stdout
+    last = done.stderr.splitlines()[-1]
+    stated = done.stdout + done.stderr
+    assert stated.count(last.removeprefix("error: ")) == 1
+    assert "Traceback" not in stated
+    return last
+
+
+@pytest.mark.parametrize(
+    "case", ["name of a setting", *(pytest.param(each, marks=pytest.mark.slow) for each in ("broken file", "switch"))]
+)
+def test_a_server_ends_with_what_doctor_says(answers, case):
+    assert last_line(MISTAKES[case][0]) == f"error: {answers[case]}"
+
+
+def test_a_server_ends_with_what_its_worker_says():
+    last = last_line(section(trace={"path": "/dev/null/trace"}))
+    assert last.startswith("error: /dev/null/trace: cannot write the trace; found ")
