@@ -21,7 +21,13 @@ _LONGEST_COMPARED = 256  # characters of a name: comparing takes 0.1 s per milli
 
 
 class SpecplugError(Exception):
-    """Base class of all errors that specplug raises on purpose."""
+    """Base class of all errors that specplug raises on purpose.
+
+    Attributes:
+        ends_start: whether it was raised while a server started, and is its last line if it ends the process.
+    """
+
+    ends_start = False
 
     @classmethod
     def build(

@@ -44,7 +44,7 @@ def prompts(clone: Path, each: int | None, max_tokens: int | None, *, referring:
         referring: whether each request brings the passages that bm25s finds for its question as references.
     """
     found = Passages(documentation(clone)) if referring else None
-    rows = [islice(_recorded(clone, hub), each or 30) for hub in HUBS]
+    rows = [islice(_recorded(clone, hub), 30 if each is None else each) for hub in HUBS]
     made = []
     for row in zip(*rows, strict=True):
         for hub, (question, answer) in zip(HUBS, row, strict=True):
@@ -91,7 +91,8 @@ def force(llm: Any, text: Sequence[int] | None) -> None:
     runner = inside.runner(llm)
     if text is not None and not hasattr(runner, "recorded"):
         _attach(runner)
-    runner.recorded = text
+    if text is not None or hasattr(runner, "recorded"):
+        runner.recorded = text
 
 
 def _attach(runner: Any) -> None:

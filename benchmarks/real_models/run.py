@@ -60,7 +60,15 @@ class Task:
     def split(self, first: int) -> tuple[Task, Task]:
         """Return the task of so many prompts, and that of the others."""
         halves = slice(0, first), slice(first, None)
-        before, after = (replace(self, prompts=self.prompts[half], ids=self.ids[half]) for half in halves)
+        before, after = (
+            replace(
+                self,
+                prompts=self.prompts[half],
+                ids=self.ids[half],
+                answers=None if self.answers is None else self.answers[half],
+            )
+            for half in halves
+        )
         return before, after
 
     def recorded(self, tokenizer: Any) -> Task:

@@ -184,7 +184,7 @@ class TreePlanner(PaddedPlanner):
 
     def status(self) -> dict[str, Any]:
         """Return what is planned and the figures that it follows from, as plain data, once they are known."""
-        return super().status() if self._reported.is_known else {"why": "the drafter has not reported yet"}
+        return super().status() if self._reported.is_known else {"why": "planned by the tokens that saturate"}
 
 
 class FreePlanner(Planner):

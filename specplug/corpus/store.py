@@ -256,12 +256,15 @@ def read_store(root: Path, tokenizer: Fingerprint | None) -> Fingerprint:
 
 
 def require_place(root: Path) -> None:
-    """Refuse a place that has no store, and cannot become one because something else is there; a `CorpusError`."""
-    if (root / STORE_FILE).exists() or not root.exists():
-        return
+    """Refuse a place that has no store, and cannot become one because something else is there; a `CorpusError`.
+
+    A place that this process may not write to is filled by another one, which the server waits for.
+    """
     # Another process may be creating a store now, or was killed while doing so.
     ours = {STORE_FILE, LOCK_FILE, TENANTS, "store.tmp"}
     with os_errors_named(root):
+        if (root / STORE_FILE).exists() or not root.exists() or not os.access(root, os.W_OK):
+            return
         others = sorted(path.name for path in root.iterdir() if path.name not in ours) if root.is_dir() else ["a file"]
     if others:
         raise CorpusError.build(

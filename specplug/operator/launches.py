@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -187,7 +188,7 @@ def corpora_advice(settings: Settings, registry: Registry) -> list[CheckResult]:
 
     names = [spec.name for spec in proposers_of(settings, registry) if "corpora" in spec.sections]
     store = settings.corpora.store
-    if not names or (store is not None and (Path(store) / STORE_FILE).exists()):
+    if not names or (store is not None and os.path.exists(Path(store) / STORE_FILE)):
         return []
     what = "the setting corpora.store names no corpus store" if store is None else f"{store}: no corpus store yet"
     remedy = f"`specplug corpus build {store or 'STORE'} FOLDER --tokenizer MODEL` makes one"

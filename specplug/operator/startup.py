@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import multiprocessing
 import os
 import secrets
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -14,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from specplug.errors import SpecplugError, describe, own_error
+from specplug.errors import SettingsError, SpecplugError, describe, own_error
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import PluginSpec, PolicySpec
 from specplug.types.caps import EngineCaps
@@ -26,7 +29,6 @@ _log = logging.getLogger(__name__)
 
 DEBUG_VARIABLE = "SPECPLUG_DEBUG"
 """Environment variable that shows tracebacks, as the command line's ``--debug`` does."""
-
 
 _PLACE = "_SPECPLUG_LAST_MESSAGE"
 """Environment variable for a server's children: the id of its first process, and the file of what ended a child."""
@@ -41,44 +43,68 @@ def message_only() -> Iterator[None]:
     """
     try:
         yield
-    except SpecplugError:
+    except SpecplugError as error:
+        error.ends_start = True
         _replace_hook()
         raise
 
 
-def expect_children() -> None:
+def expect_children(*, ours: bool = True) -> None:
     """Let this process, a server's first, print last what ends one of its children, and nothing else.
 
-    Engines build workers in child processes, and then know no more than that one has ended.
+    Engines build workers in child processes, and then know no more than that one has ended.  Where nobody would see the
+    last line, as in a notebook or a thread, children print their own tracebacks.
+
+    Args:
+        ours: whether the engine that starts now uses specplug; without it, messages for one before are dropped.
     """
-    if not os.environ.get(DEBUG_VARIABLE):
-        _replace_hook()
-        name = f"specplug-{secrets.token_hex(8)}"
-        os.environ[_PLACE] = f"{os.getpid()} {Path(tempfile.gettempdir()) / name}"
+    if multiprocessing.parent_process() is not None:
+        return
+    _left_message()
+    os.environ.pop(_PLACE, None)
+    unseen = hasattr(sys, "ps1") or any(name in sys.modules for name in ("IPython", "pytest"))
+    in_thread = threading.current_thread() is not threading.main_thread()
+    if not ours or unseen or in_thread or os.environ.get(DEBUG_VARIABLE):
+        return
+    _replace_hook()
+    atexit.unregister(_print_left_message)
+    atexit.register(_print_left_message)
+    name = f"specplug-{secrets.token_hex(8)}"
+    os.environ[_PLACE] = f"{os.getpid()} {Path(tempfile.gettempdir()) / name}"
 
 
 @contextmanager
-def told_by_parent() -> Iterator[None]:
+def told_by_parent(*, direct: bool = False) -> Iterator[None]:
     """End a child process that a specplug error is raised in, and leave the message to the server's first process.
 
     A child whose own child has ended so ends, too.  Where there is no such process, as in an engine within one process,
-    errors are raised as they are.
+    errors are raised as they are; so are they in children of children if only `direct` ones are noticed when they end.
     """
     try:
         yield
     except Exception as error:
         pid, _, path = os.environ.get(_PLACE, "").partition(" ")
         own = own_error(error)
-        if not path or int(pid) == os.getpid() or not (own or Path(path).exists()):
+        is_first = not path or int(pid) == os.getpid()
+        if own is not None and is_first:
+            own.ends_start = True
+        if is_first or (direct and int(pid) != os.getppid()) or not (own or Path(path).exists()):
             raise
-        try:
-            Path(path).touch(0o600, exist_ok=False)
-            Path(path).write_text(str(own), encoding="utf-8")
-        except FileExistsError:  # another rank's, of the same mistake, or its own child's
-            pass
-        except OSError:
-            raise error from None
+        if not _leave(Path(path), str(own)):
+            raise
         raise SystemExit(1) from None
+
+
+def _leave(path: Path, message: str) -> bool:
+    """Write a message for the first process; return whether one is there, if another rank's of the same mistake."""
+    try:
+        path.touch(0o600, exist_ok=False)
+        path.write_text(message, encoding="utf-8")
+    except FileExistsError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _replace_hook() -> None:
@@ -87,7 +113,11 @@ def _replace_hook() -> None:
     original = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        if message := own_error(error) or _left_message():
+        own = own_error(error)
+        message = str(own) if own is not None and own.ends_start else ""
+        if not message and issubclass(kind, Exception):
+            message = _left_message()
+        if message:
             print(f"error: {message}", file=sys.stderr)
         else:
             original(kind, error, traceback)
@@ -98,7 +128,9 @@ def _replace_hook() -> None:
 
 def _left_message() -> str:
     """Return what ended a child of this process, and remove the file; "" if nothing of specplug's did."""
-    _, _, path = os.environ.get(_PLACE, "").partition(" ")
+    pid, _, path = os.environ.get(_PLACE, "").partition(" ")
+    if pid != str(os.getpid()):
+        return ""
     try:
         text = Path(path).read_text(encoding="utf-8")
         Path(path).unlink()
@@ -107,11 +139,17 @@ def _left_message() -> str:
     return text
 
 
+def _print_left_message() -> None:
+    """Print what ended a child at the end of a process that no exception ends, as of a node without an API server."""
+    if message := _left_message():
+        print(f"error: {message}", file=sys.stderr)
+
+
 def require_startable(settings: Settings, device: str) -> None:
     """Refuse what a worker would refuse minutes later, such as a missing draft model, before any weights are loaded.
 
-    Proposers say so where they declare their memory, policies where they are built.  Other errors there are the
-    workers', whose context has more.
+    Proposers say so where they declare their memory, policies where they are built, by a `SettingsError`.  Other errors
+    there are the workers', whose context has more.
 
     Args:
         settings: the server's settings.
@@ -137,7 +175,9 @@ def require_startable(settings: Settings, device: str) -> None:
     for spec, ask in tries:
         try:
             ask(context_for(spec, settings, context))
-        except SpecplugError:
+        except SpecplugError as error:
+            if isinstance(spec, PolicySpec) and not isinstance(error, SettingsError):
+                continue
             raise
         except Exception as error:
             _log.debug("whether %s starts is not known yet: %s", spec.name, describe(error))

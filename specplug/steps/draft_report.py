@@ -21,8 +21,10 @@ UNIT = 1 << 12
 
 def survival_sums(draft: Draft, counted: Tensor) -> Tensor:
     """Return [K + 1] int64: the rows that are `counted` [B], and the sum of their survivals by position, in `UNIT`s."""
-    certain = torch.where(draft.mask(), draft.confidence, 0.0)
-    reached = draft.survival() if draft.parents is None else survival_in_rounds(certain, draft.parents)
+    if draft.parents is None:
+        reached = draft.survival()
+    else:
+        reached = survival_in_rounds(torch.where(draft.mask(), draft.confidence, 0.0), draft.parents)
     survival = (reached * UNIT + 0.5).long() * counted[:, None].long()
     return torch.cat((counted.long().sum(0, keepdim=True), survival.sum(0)))
 

@@ -245,15 +245,23 @@ def engine(how):
 
 
 def fail(how):
-    with told_by_parent():
+    with told_by_parent(direct=how == "indirect"):
         raise SettingsError("adapter: wrong") if how != "other child" else KeyError("of somebody else's")
 
 
 if __name__ == "__main__":
     how = sys.argv[1]
-    if "child" in how:
+    if "child" in how or how in ("caught", "indirect", "another engine"):
         expect_children()
-        start(engine if how == "grandchildren" else fail, how)
+        try:
+            start(engine if how in ("grandchildren", "indirect") else fail, how)
+        except RuntimeError:
+            if how == "caught":
+                sys.exit(1)
+            if how != "another engine":
+                raise
+        expect_children(ours=False)
+        raise KeyError("of somebody else's")
     try:
         if how == "within":
             expect_children()
@@ -287,12 +295,20 @@ def ends(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("how", ["own", "wrapped", "within", "children", "grandchildren"])
+@pytest.mark.parametrize("how", ["own", "wrapped", "within", "children", "grandchildren", "caught"])
 def test_specplugs_own_errors_are_one_message(ends, how):
     assert ends(how) == "error: adapter: wrong\n"
 
 
-@pytest.mark.parametrize(("how", "last"), [("other", "KeyError"), ("other child", "RuntimeError")])
+@pytest.mark.parametrize(
+    ("how", "last"),
+    [
+        ("other", "KeyError"),
+        ("other child", "RuntimeError"),
+        ("another engine", "KeyError"),
+        ("indirect", "RuntimeError"),
+    ],
+)
 def test_others_keep_their_traceback(ends, how, last):
     lines = ends(how).splitlines()
     assert "Traceback (most recent call last):" in lines

@@ -47,9 +47,10 @@ class Faults:
         self._session, self._store = session, store
         self._random = random.Random(seed)
         infos = Store(store).list() if store is not None and (store / STORE_FILE).exists() else []
-        self._present: dict[str, str | None] = {
-            info.name: info.tenant or None for info in infos if info.name in CORPORA
-        }
+        self._present = {info.name: info.tenant or None for info in infos if info.name in CORPORA}
+        for info in infos:
+            if store is not None and info.name not in CORPORA:  # of a fault that was under way
+                Store(store).remove(info.name, tenant=info.tenant)
         self._numbers = itertools.count()
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []

@@ -43,19 +43,18 @@ class Report:
     @classmethod
     def joined(cls, lives: Sequence[Report]) -> Report:
         """Return the report on servers that ran one after the other with the same judge; each may not have grown."""
-        first, *_, last = lives if len(lives) > 1 else (*lives, *lives)
+        last = lives[-1]
         faults = sum((Counter(life.faults) for life in lives), Counter[str]())
         of_proposers: dict[str, Counter[str]] = {}
         for life in lives:
             for name, kinds in life.proposer_faults.items():
                 of_proposers.setdefault(name, Counter()).update(kinds)
         return replace(
-            first,
+            last,
             seconds=sum(life.seconds for life in lives),
             faults=faults,
             fault_problems=[problem for life in lives for problem in life.fault_problems],
             growths=[growth for life in lives for growth in life.growths],
-            last=last.last,
             preemptions=sum(life.preemptions for life in lives),
             accepted=sum(life.accepted for life in lives),
             proposer_faults=of_proposers,

@@ -57,6 +57,7 @@ class Soak:
     samples: list[leaks.Sample] = field(default_factory=list)
     crash: str | None = None
     _over: asyncio.Event = field(default_factory=asyncio.Event)
+    _judged_before: int = 0
     _latest: dict[str, Any] | None = None
     _held: list[Any] = field(default_factory=list)
 
@@ -66,6 +67,7 @@ class Soak:
             faults = Faults(http, self.target, self.truth, self.session, self.store, self.seed)
             running = set(leaks.processes(self.session))
             before = await self._counts(http)
+            self._judged_before = sum(self.judge.kinds.values())
             first = await self._sample(http)
             began = time.monotonic()
             beside = [asyncio.create_task(faults.inject(self.pause)), asyncio.create_task(self._watch(http))]
@@ -136,10 +138,13 @@ class Soak:
         await self._over.wait()
         faults.cancel()
         await asyncio.gather(faults, return_exceptions=True)
-        self._latest = await self._counts(http)
-        self.crash = KILLED  # outcomes from now on are not judged
-        for process in leaks.processes(self.session):
-            os.kill(process, signal.SIGKILL)
+        try:
+            self._latest = await self._counts(http)
+        finally:
+            self.crash = KILLED  # outcomes from now on are not judged
+            for process in leaks.processes(self.session):
+                with suppress(ProcessLookupError):  # it has ended with its parent
+                    os.kill(process, signal.SIGKILL)
 
     async def _guard(self, running: set[int], work: list[asyncio.Task[None]]) -> None:
         """End the traffic when a process of the server has ended, because others may then wait for it for ever."""
@@ -166,7 +171,7 @@ class Soak:
         slots = leaks.occupied((await http.get("/specplug/status")).raise_for_status().json())
         port = httpx.URL(self.url).port
         assert port is not None
-        return leaks.sample(self.session, port, sum(self.judge.kinds.values()), slots)
+        return leaks.sample(self.session, port, sum(self.judge.kinds.values()) - self._judged_before, slots)
 
     async def _drained(self, http: httpx.AsyncClient, faults: Faults) -> leaks.Sample | None:
         """Wait until no request runs; return the resources then, or None if the server does not answer."""

@@ -60,6 +60,7 @@ def soak(
     plant: Plant | None = None,
     count: int = 200,
     kills: bool = False,
+    judge: Judge | None = None,
 ) -> Report:
     """Soak the stub, which samples nothing."""
     monkeypatch.setattr("tests.soak.run.DRAIN_SECONDS", 0.5)
@@ -68,7 +69,7 @@ def soak(
     traffic = (request for request in Traffic(given, 1, PROPOSERS) if request.kind != "sampled")
     with stub(failure) as (url, session):
         run = Soak(TARGETS["vllm"], url, session, Path("/dev/null"), truth, traffic, plant=plant, pause=0.05, every=10)
-        run.kills = kills
+        run = replace(run, kills=kills, judge=judge or Judge())
         report = asyncio.run(run.run(count, 1.0))
         assert not (kills and leaks.processes(session))
         return report
@@ -83,16 +84,21 @@ def test_a_sound_server_passes(truth, monkeypatch):
     assert all(report.judge.kinds[kind] for kind in KINDS)
 
 
-def test_a_server_that_is_killed_at_the_end_passes_and_its_successor_counts_with_it(truth, monkeypatch):
-    lives = [soak(truth, monkeypatch, count=60, kills=kills) for kills in (True, False)]
+def test_servers_that_are_killed_are_judged_each_alone_and_counted_together(truth, monkeypatch):
+    monkeypatch.setattr(leaks, "LEAST_SAMPLES", 4)
+    judge = Judge()
+    lives = [soak(truth, monkeypatch, count=100, kills=kills, judge=judge) for kills in (True, False)]
     assert [life.failures for life in lives] == [[], []]
-    assert lives[0].judge.compared > 20
-    report = Report.joined([replace(life, judge=lives[0].judge) for life in lives])
+    assert all(life.growths for life in lives)
+    report = Report.joined(lives)
     assert report.accepted == sum(life.accepted for life in lives)
     assert report.faults == lives[0].faults + lives[1].faults
-    crashed = replace(lives[1], crash="gone", fault_problems=["late"])
-    assert Report.joined([lives[0], crashed, lives[1]]).failures[:1] == ["crash: gone"]
-    assert Report.joined([crashed]) == replace(crashed, proposer_faults=crashed.proposer_faults)
+    assert len(report.growths) == 2 * len(lives[0].growths)
+    assert (report.first, report.last) == (lives[1].first, lives[1].last)
+    crashed = replace(lives[1], crash="gone")
+    assert Report.joined([lives[0], crashed]).failures == ["crash: gone"]
+    leaking = soak(truth, monkeypatch, "memory", count=400, judge=judge)
+    assert any("leak of memory" in each for each in Report.joined([*lives, leaking]).failures)
 
 
 @pytest.mark.parametrize(

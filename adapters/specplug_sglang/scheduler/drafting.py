@@ -65,7 +65,7 @@ class Drafting:
         start_costs: what steps cost, as far as it is known before the first request.
     """
 
-    @startup.told_by_parent()
+    @startup.told_by_parent(direct=True)  # SGLang's controller of data parallelism would wait for ever
     def __init__(
         self, server_args: Any, target_worker: Any, ranks: RankGroup, inexact: Sequence[str] | None = None
     ) -> None:

@@ -164,8 +164,7 @@ def _create_engine_config(original: Callable[..., Any], arguments: Any, *args: A
         arguments.additional_config = add_section(arguments.additional_config, arguments.speculative_config)
         arguments.speculative_config = complete_spec(arguments.speculative_config, arguments.additional_config)
         config = original(arguments, *args, **kwargs)
-    if use_of(config):
-        startup.expect_children()
+    startup.expect_children(ours=bool(use_of(config)))
     return config
 
 

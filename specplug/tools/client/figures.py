@@ -149,10 +149,15 @@ def _has_restarted(now: Reading, before: Reading) -> bool:
     earlier = {engine.engine: engine for engine in before.status.engines}
     pairs = [(each, earlier[each.engine]) for each in now.status.engines if each.engine in earlier]
     fell = [each.scheduler.steps < old.scheduler.steps for each, old in pairs]
-    fell += [_counts(each)[""].emitted < _counts(old)[""].emitted for each, old in pairs]
+    fell += [_emitted(each) < _emitted(old) for each, old in pairs]
     if now.own is not None and before.own is not None:
         fell.append(now.own.generated < before.own.generated)
     return any(fell)
+
+
+def _emitted(engine: ServedEngine) -> int:
+    """Return the tokens that an engine has emitted, those of requests that opted out included."""
+    return sum(part.metrics.total.emitted for part in engine.counting[:1] if part.metrics is not None)
 
 
 def _minus(now: DraftTotals, before: DraftTotals) -> DraftTotals:
