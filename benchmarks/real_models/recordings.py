@@ -1,7 +1,7 @@
 """Recorded answers of a larger model, which the small one is made to give: the texts of one, the costs of the other.
 
 No small model quotes passages that its prompt does not hold.  Gorilla (Patil et al., 2305.15334) does: a LLaMA-7B that
-was tuned on the documentation of APIs and then asked without it.  `--recordings` is a clone of its repository,
+was tuned on the documentation of APIs and answers without it.  `--recordings` is a clone of its repository,
 github.com/ShishirPatil/gorilla at 6ea57973 (Apache-2.0), which holds questions, answers and the documentation.  Of one
 hub, torchhub, the passages include the records that the model was tuned on, whose form its answers have.
 
@@ -122,9 +122,9 @@ def _attach(runner: Any) -> None:
 def _recorded(clone: Path, hub: str) -> Iterator[tuple[str, str]]:
     """Yield questions and answers."""
     data = clone / DATA
-    asked = {row["question_id"]: row["text"] for row in map(json.loads, _lines(data / QUESTIONS.format(hub=hub)))}
+    questions = {row["question_id"]: row["text"] for row in map(json.loads, _lines(data / QUESTIONS.format(hub=hub)))}
     for row in map(json.loads, _lines(data / ANSWERS.format(hub=hub))):
-        yield _text(asked[row["question_id"]]), _text(row["text"].removesuffix('"'))
+        yield _text(questions[row["question_id"]]), _text(row["text"].removesuffix('"'))
 
 
 def _lines(path: Path) -> list[str]:

@@ -80,13 +80,8 @@ class PaddedPlanner(CostPlanner):
             self._per_row = (self._cost * self._rate.speed_up(requests)).tolist()
             if self._reported.is_known:
                 self._pace.set_next(min(2 * DECIDE_EVERY, max(CHOOSE_EVERY, stats.step // 4)))
-        if not self._costs.is_timed:
-            most = min(
-                self.longest_draft(max(1, requests)), _MOST_OVER * self._options.saturation // max(1, requests) - 1
-            )
-            free = [each for each in self._lengths if each <= most]
-            if (trial := self._trials.take_length(requests, free)) is not None:
-                return self._plans[trial]
+        if not self._costs.is_timed and (trial := self._take_trial(requests)) is not None:
+            return self._plans[trial]
         self._length = self._best(max(1, requests))
         if self._reported.is_known:
             return self._held_plans[self._length]
@@ -129,6 +124,12 @@ class PaddedPlanner(CostPlanner):
             "costs_per_row": self._by_length(self._per_row),
             "basis": self._costs.basis,
         }
+
+    def _take_trial(self, requests: int) -> int | None:
+        """Return a length that is run to see what it costs, or None."""
+        rows = max(1, requests)
+        most = min(self.longest_draft(rows), _MOST_OVER * self._options.saturation // rows - 1)
+        return self._trials.take_length(requests, [each for each in self._lengths if each <= most])
 
     def _by_length(self, figures: Sequence[float]) -> dict[str, float]:
         return {str(each): round(figure, 3) for each, figure in zip(self._lengths, figures, strict=True)}
@@ -177,6 +178,9 @@ class TreePlanner(PaddedPlanner):
         plan = super().plan(stats)
         self.reads_requests = False
         return plan if self._reported.is_known else self._free.plan(stats)
+
+    def _take_trial(self, requests: int) -> int | None:
+        return super()._take_trial(requests) if self._reported.is_known else None
 
     def longest_draft(self, batch_size: int) -> int:
         """Return the most nodes of a row at this batch size."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -294,6 +295,15 @@ def test_without_reports_trees_have_the_nodes_that_are_assumed_to_be_free():
         assert planner.plan(stats) == free.plan(stats)
         planner.observe(StepReport(step, 15, requests, requests, 15 * requests, requests))
     assert not planner.reads_requests
+
+
+def test_trees_of_unknown_costs_are_tried_once_drafters_have_reported():
+    planner = TreePlanner(PluginContext(TREES, options=BatchOptions()))
+    for step in range(40):
+        planner.plan(HostStats(step, range(4)))
+    planner.observe(reported(40, [4 * each for each in NODES], rows=4))
+    planned = [planner.plan(HostStats(step, range(4))).draft_length for step in range(41, 41 + 5 * len(LENGTHS))]
+    assert Counter(planned) == dict.fromkeys(LENGTHS, 5)
 
 
 @pytest.mark.parametrize("requests", [1, 16, 17, 64, 100, 128, 200, 256, 300])

@@ -27,7 +27,7 @@ Plant = Literal["token", "crash", "connections"]
 """A failure on purpose, which a run must find: a wrong token in a known answer, a process that is killed, connections
 that stay open."""
 
-KILLED = "killed at the end, as asked"
+KILLED = "killed at the end of its run"
 SAMPLE_SECONDS = 1.0
 DRAIN_SECONDS = 60.0
 
