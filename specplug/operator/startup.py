@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import logging
 import multiprocessing
 import os
@@ -62,7 +63,7 @@ def expect_children(*, ours: bool = True) -> None:
         return
     _left_message()
     os.environ.pop(_PLACE, None)
-    unseen = hasattr(sys, "ps1") or any(name in sys.modules for name in ("IPython", "pytest"))
+    unseen = hasattr(sys, "ps1") or hasattr(builtins, "__IPYTHON__")
     in_thread = threading.current_thread() is not threading.main_thread()
     if not ours or unseen or in_thread or os.environ.get(DEBUG_VARIABLE):
         return

@@ -224,6 +224,7 @@ def test_settings_at_their_defaults_are_not_repeated():
 
 
 PROGRAM = """
+import builtins
 import multiprocessing
 import sys
 from specplug.errors import SettingsError
@@ -252,6 +253,8 @@ def fail(how):
 if __name__ == "__main__":
     how = sys.argv[1]
     if "child" in how or how in ("caught", "indirect", "another engine"):
+        if how == "notebook's child":
+            builtins.__IPYTHON__ = True
         expect_children()
         try:
             start(engine if how in ("grandchildren", "indirect") else fail, how)
@@ -306,6 +309,7 @@ def test_specplugs_own_errors_are_one_message(ends, how):
         ("other", "KeyError"),
         ("other child", "RuntimeError"),
         ("another engine", "KeyError"),
+        ("notebook's child", "RuntimeError"),
         ("indirect", "RuntimeError"),
     ],
 )

@@ -142,11 +142,14 @@ def test_a_draft_length_that_nobody_gave_has_no_origin(baseline):
     assert found == ["--speculative-num-draft-tokens, which counts one more", "default"]
 
 
-@pytest.mark.slow  # processes of their own; tests/operator/test_launches.py has what prints the message
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ('{"propser": "ngram"}', "unknown setting 'propser'; found 'ngram'. Did you mean 'proposer'?"),
+        pytest.param(
+            '{"propser": "ngram"}',
+            "unknown setting 'propser'; found 'ngram'. Did you mean 'proposer'?",
+            marks=pytest.mark.slow,
+        ),
         ('{"trace": {"path": "/dev/null/trace"}}', "/dev/null/trace: cannot write the trace; found "),
     ],
 )
