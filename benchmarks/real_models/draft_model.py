@@ -1,11 +1,11 @@
 """A small draft model with SmolLM2's tokenizer, distilled on texts that SmolLM2 writes, as none is published.
 
-    .venv/bin/python -m benchmarks.real_models.draft_model --out DIR [--minutes 20]
+    .venv-vllm/bin/python -m benchmarks.real_models.draft_model --out DIR [--minutes 60]
 
-The target writes whole chats, a user's message first, so that no prompts are needed, and none of the benchmark's seen.
-While it samples them its likeliest tokens are kept at each position.  The draft model is a Llama of two layers, a third
-as wide, that begins with the principal components of the target's embeddings and learns these distributions
-(DistillSpec, arXiv 2310.08461).  Half of the minutes go to writing and half to learning.
+The target writes whole chats in vLLM, a user's message first, so that no prompts are needed, and none of the
+benchmark's seen.  While it samples them its likeliest tokens are kept at each position.  The draft model is a Llama of
+two layers, a third as wide, that begins with the principal components of the target's embeddings and learns these
+distributions (DistillSpec, arXiv 2310.08461).  Half of the minutes go to writing and half to learning.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.models import folder
-from specplug.draft_model.cache import cache_argument
 
 WIDTH = 192
 LAYERS = 2
-ROWS = 32
+ROWS = 128
 LENGTH = 256
 """Chats that are written at a time, and tokens of each."""
 LIKELIEST = 32
@@ -56,29 +55,39 @@ class Texts:
         return Texts(self.ids[which], self.likeliest[which], self.probabilities[which])
 
 
-@torch.no_grad()
-def write(target: Any, start: list[int], minutes: float) -> Texts:
+def write(model: Path, start: list[int], minutes: float) -> Texts:
     """Let the target write chats from a beginning on, sampled, until the minutes are over; at least `ROWS`."""
-    began = time.monotonic()
-    parts = []
-    while not parts or time.monotonic() - began < 60 * minutes:
-        ids = torch.tensor([start] * ROWS)
-        cache = DynamicCache()
-        kept: list[tuple[Tensor, Tensor]] = []
-        for _ in range(LENGTH - len(start)):
-            new = ids[:, cache.get_seq_length() :]
-            logits = target(new, use_cache=True, **{cache_argument(target): cache}).logits
-            probabilities, likeliest = logits[:, -1].softmax(-1).topk(LIKELIEST)
-            probabilities /= probabilities.sum(-1, keepdim=True)
-            kept.append((likeliest, probabilities))
-            ids = torch.cat([ids, likeliest.gather(1, torch.multinomial(probabilities, 1))], 1)
-        parts.append(Texts(ids, *(torch.stack(each, 1) for each in zip(*kept, strict=True))))
-        print(f"{len(parts) * ROWS} chats, {(time.monotonic() - began) / 60:.1f} of {minutes:.1f} minutes", flush=True)
-    return Texts(
-        torch.cat([part.ids for part in parts]),
-        torch.cat([part.likeliest for part in parts]),
-        torch.cat([part.probabilities for part in parts]),
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(
+        str(model),
+        dtype="bfloat16",
+        max_model_len=LENGTH,
+        max_num_seqs=ROWS,
+        max_logprobs=LIKELIEST,
+        kv_cache_memory_bytes=1 << 30,
+        enforce_eager=True,
     )
+    sampling = SamplingParams(
+        top_k=LIKELIEST,
+        max_tokens=LENGTH - len(start),
+        ignore_eos=True,
+        logprobs=LIKELIEST,
+        flat_logprobs=True,
+        detokenize=False,
+    )
+    began = time.monotonic()
+    texts: list[list[int]] = []
+    kept: list[Tensor] = []
+    while not texts or time.monotonic() - began < 60 * minutes:
+        for output in engine.generate([{"prompt_token_ids": start}] * ROWS, sampling, use_tqdm=False):
+            [written] = output.outputs
+            texts.append([*start, *written.token_ids])
+            pairs = torch.tensor([written.logprobs.token_ids, written.logprobs.logprobs], dtype=torch.float64)
+            kept.append(pairs.view(2, len(written.token_ids), LIKELIEST + 1)[..., 1:])  # the sampled one comes first
+        print(f"{len(texts)} chats, {(time.monotonic() - began) / 60:.1f} of {minutes:.1f} minutes", flush=True)
+    likeliest, logarithms = torch.stack(kept, 1)
+    return Texts(torch.tensor(texts), likeliest.long(), logarithms.float().softmax(-1))
 
 
 def make(target: Any) -> LlamaForCausalLM:
@@ -108,7 +117,7 @@ def make(target: Any) -> LlamaForCausalLM:
 def loss_of(draft: Any, texts: Texts) -> tuple[Tensor, Tensor]:
     """Return the cross-entropy to the target's probabilities, and the share of its likeliest tokens that it shares."""
     start = texts.ids.shape[1] - texts.likeliest.shape[1] - 1
-    logits = draft(texts.ids[:, :-1], use_cache=False).logits[:, start:]
+    logits = draft(texts.ids[:, :-1], use_cache=False).logits[:, start:].float()
     known = logits.gather(-1, texts.likeliest) - logits.logsumexp(-1, keepdim=True)
     same = (logits.argmax(-1) == texts.likeliest[..., 0]).float().mean()
     return -(texts.probabilities * known).sum(-1).mean(), same
@@ -122,7 +131,8 @@ def learn(draft: Any, texts: Texts, minutes: float) -> None:
     step = 0
     while (progress := (time.monotonic() - began) / 60 / minutes) < 1:
         optimizer.param_groups[0]["lr"] = RATE * min(1.0, (step + 1) / 30) * (1 - progress)
-        loss, same = loss_of(draft, texts.rows(torch.randint(len(texts.ids), (BATCH,))))
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, same = loss_of(draft, texts.rows(torch.randint(len(texts.ids), (BATCH,))))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
@@ -138,15 +148,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="smollm2, or the folder of another Llama")
     parser.add_argument("--out", type=Path, required=True, help="folder of the draft model")
-    parser.add_argument("--minutes", type=float, default=20.0, help="of both halves together (default: 20)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of both halves together (default: 60)")
     options = parser.parse_args()
     torch.manual_seed(0)
     path = folder(options.model) or Path(options.model)
     tokenizer = AutoTokenizer.from_pretrained(path)
-    target = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     start = tokenizer.encode("<|im_start|>user\n", add_special_tokens=False)
-    texts = write(target, start, options.minutes / 2)
-    draft = make(target)
+    texts = write(path, start, options.minutes / 2)
+    draft = make(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32))
     learn(draft, texts.rows(slice(HELD_OUT, None)) if len(texts.ids) > HELD_OUT else texts, options.minutes / 2)
     with torch.no_grad():
         loss, same = loss_of(draft, texts.rows(slice(0, HELD_OUT)))

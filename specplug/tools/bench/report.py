@@ -8,11 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from specplug.tools.bench.ratio import Ratio, interval, spread_of
 from specplug.tools.bench.run import Course, Pair, Timed
-from specplug.tools.bench.sequential import FEWEST, critical_value
-
-EQUAL = 1.03
-"""Sides whose ratio is shown to be within this and its inverse do not differ."""
+from specplug.tools.bench.sequential import critical_value
 
 ALL = "all"
 REMEMBERED = "(from older memory)"
@@ -25,43 +23,8 @@ _SHOWN = 40  # characters of texts that differ
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
-    """How many times as many tokens per second the tested side makes, as a geometric mean over the pairs.
-
-    From `low` to `high` is the interval; None with fewer than `FEWEST` pairs.
-    """
-
-    mean: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def verdict(self) -> str:
-        """Return "faster", "slower", "no difference" where one is ruled out, or "no difference shown"."""
-        if self.low is None or self.high is None:
-            return "no difference shown"
-        if self.low > 1 or self.high < 1:
-            return "faster" if self.low > 1 else "slower"
-        return "no difference" if self.low >= 1 / EQUAL and self.high <= EQUAL else "no difference shown"
-
-    def is_within(self, percent: float) -> bool:
-        """Return whether the interval ends within so many percent of the mean."""
-        return self.high is not None and self.high / self.mean <= 1 + percent / 100
-
-    def __str__(self) -> str:
-        if self.low is None or self.high is None:
-            return f"{self.mean:.2f}"
-        return f"{self.mean:.2f} ({_bound(self.low)} to {_bound(self.high)})"
-
-
-def _bound(value: float) -> str:
-    """Return an end of an interval, to more places where verdicts part."""
-    return "over 1000" if value > 1000 else f"{value:.3f}" if 0.95 < value < 1.05 else f"{value:.2f}"
-
-
-@dataclass(frozen=True, slots=True)
 class SideFigures:
-    """One side's medians over the groups of tokens per second, and over the requests of times.
+    """One side's figures: tokens per second over the whole time of its answers, and medians of times over the requests.
 
     `tokens_per_step` is per request, bonus included, and `acceptance_rate` accepted / drafted; None without counts.
     """
@@ -88,37 +51,6 @@ class Row:
     verdict: str
 
 
-def interval(logarithms: Sequence[tuple[str, float]], critical: float | None) -> Ratio:
-    """Return the ratio from its logarithms by kind, with an interval if there is a critical value, a normal quantile.
-
-    The prompts of a run have the kinds in proportion, so the variance is that within kinds.  Its degrees of freedom
-    are Satterthwaite's (Biometrics Bulletin 2, 1946).
-    """
-    mean = statistics.fmean(value for _, value in logarithms)
-    if critical is None or len(logarithms) < FEWEST:
-        return Ratio(math.exp(mean))
-    from scipy.special import ndtr, stdtrit
-
-    variance, freedom = _variance(logarithms, mean)
-    reach = min(-float(stdtrit(freedom, ndtr(-critical))) * math.sqrt(variance), 100.0)
-    return Ratio(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach))
-
-
-def _variance(logarithms: Sequence[tuple[str, float]], mean: float) -> tuple[float, float]:
-    """Return the variance of the mean, and its degrees of freedom; the only value of a kind departs from the mean."""
-    kinds: dict[str, list[float]] = {}
-    for kind, value in logarithms:
-        kinds.setdefault(kind, []).append(value)
-    parts = []
-    for values in kinds.values():
-        free = max(1, len(values) - 1)
-        own = statistics.fmean(values) if len(values) > 1 else mean
-        parts.append((math.fsum((value - own) ** 2 for value in values) * len(values) / free, free))
-    total = math.fsum(part for part, _ in parts)
-    freedom = total**2 / math.fsum(part**2 / free for part, free in parts) if total else 1.0
-    return total / len(logarithms) ** 2, freedom
-
-
 def rows(course: Course) -> list[Row]:
     """Return the rows of a course with pairs: all of them, each kind if there are several, and those of older memory.
 
@@ -139,7 +71,7 @@ def rows(course: Course) -> list[Row]:
 
 
 def _row(kind: str, pairs: Sequence[Pair], critical: float | None, *, is_decided: bool = True) -> Row:
-    ratio = interval([(pair.group.kind, pair.logarithm()) for pair in pairs], critical)
+    ratio = interval([(pair.group.kind, *pair.seconds()) for pair in pairs], critical)
     return Row(
         kind,
         sum(len(pair.group.prompts) for pair in pairs),
@@ -159,7 +91,7 @@ def _side(timed: Sequence[Timed]) -> SideFigures:
     steps = counts.get("target_steps")
     drafted = counts.get("proposed")
     return SideFigures(
-        tokens_per_second=statistics.median(each.tokens_per_second for each in timed),
+        tokens_per_second=sum(each.tokens for each in timed) / sum(each.seconds for each in timed),
         ms_per_token=statistics.median(times or [0.0]),
         ms_to_first=1e3 * statistics.median([answer.first for answer in answers] or [0.0]),
         tokens_per_step=counts["emitted"] / steps if steps else None,
@@ -183,12 +115,11 @@ def advice(course: Course) -> str | None:
     import numpy as np
     from scipy.special import ndtr, stdtrit
 
-    logarithms = [(pair.group.kind, pair.logarithm()) for pair in course.counted]
-    mean = math.log(row.ratio.mean)
-    variance, _ = _variance(logarithms, mean)
-    counts = np.arange(len(logarithms) + 1, _MOST_PAIRS + 1)
+    seconds = [(pair.group.kind, *pair.seconds()) for pair in course.counted]
+    spread = spread_of(seconds)
+    counts = np.arange(len(seconds) + 1, _MOST_PAIRS + 1)
     quantiles = _POWER - stdtrit(counts - 1, ndtr(-critical_value(course.looks, course.level)))
-    is_enough = quantiles * np.sqrt(variance * len(logarithms) / counts) < abs(mean)
+    is_enough = quantiles * np.sqrt(spread.variance(1.0) * len(seconds) / counts) < abs(spread.difference(1.0))
     if not is_enough.any():
         return f"If there is a difference, {_MOST_PAIRS * course.concurrency} prompts would be too few to show it"
     more = int(is_enough.argmax()) + 1
@@ -196,7 +127,7 @@ def advice(course: Course) -> str | None:
     given = "" if pairs <= len(course.groups) else f"{pairs * course.concurrency} prompts and "
     minutes = math.ceil(pairs * course.seconds / len(course.pairs) / 60)
     return (
-        f"If the ratio is the measured {row.ratio.mean:.2f}, about {more * course.concurrency} more prompts would "
+        f"If the ratio is the measured {row.ratio.value:.2f}, about {more * course.concurrency} more prompts would "
         f"probably show it: give {given}--minutes {minutes}"
     )
 
@@ -236,6 +167,7 @@ def as_dict(course: Course) -> dict[str, Any]:
     """Return a course and its rows ready for JSON."""
     return {
         "concurrency": course.concurrency,
+        "max_tokens": course.max_tokens,
         "ended": course.ended,
         "seconds": course.seconds,
         "failed_pairs": sum(not pair.is_whole for pair in course.pairs),

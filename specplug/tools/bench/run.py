@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from specplug.errors import EngineError
 from specplug.tools.bench.prompts import Group, Prompt
 from specplug.tools.bench.sequential import FEWEST, Look, next_look
-from specplug.tools.client.answers import Answer, ServedModels, ServerStatus
+from specplug.tools.bench.sides import Side
+from specplug.tools.client.answers import Answer
 from specplug.tools.client.figures import MEMORY
-from specplug.tools.client.http import Refused, ServerClient, answer_all
+from specplug.tools.client.http import answer_all
 
 WARM_UP = Prompt("The quick brown fox")
 """Sent to each side before anything is timed."""
+
+LENGTHS = (16, 64)
+"""Fewest and most tokens of an answer, if they are fitted to the limit of time."""
+
+ENOUGH = 36
+"""Groups that answers are fitted for, if there are more."""
 
 COUNTS = ("target_steps", "proposed", "accepted", "emitted")
 """Counters of `/specplug/status` from which tokens per step are computed."""
@@ -25,32 +31,11 @@ COUNTS = ("target_steps", "proposed", "accepted", "emitted")
 FAILURES = 3
 """Pairs in a row without a whole answer that end a run."""
 
-_ABSENT = (404, 405, 501)
-"""Statuses with which servers without specplug answer a request for its status."""
-
 _HANGS = 5
 """A pair that takes so many times the mean of those before is a failure, if the limit of time ends it."""
 
 Counts = Mapping[str, int]
 End = Literal["decided", "prompts", "minutes", "failures", "interrupted"]
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One of the two that are compared: requests to a server, with further fields in their bodies.
-
-    `status` is the server's before the run; None without specplug.
-    """
-
-    label: str
-    server: ServerClient
-    model: str
-    fields: Mapping[str, Any]
-    status: ServerStatus | None
-
-    def about(self) -> dict[str, Any]:
-        """Return what the side is, ready for JSON."""
-        return {"label": self.label, "url": self.server.url, "versions": self.status.versions if self.status else {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +50,15 @@ class Timed:
     counts: Counts
 
     @property
-    def tokens_per_second(self) -> float:
-        """Return the throughput of all requests together."""
-        return sum(answer.num_tokens for answer in self.answers) / self.seconds
+    def tokens(self) -> int:
+        """Return the tokens of all answers together."""
+        return sum(answer.num_tokens for answer in self.answers)
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Return the seconds in which every answer grows by a token, after the first."""
+        first = min(answer.first for answer in self.answers)
+        return max(0.0, self.seconds - first) / max(1, *(answer.num_tokens - 1 for answer in self.answers))
 
     @property
     def is_remembered(self) -> bool:
@@ -94,23 +85,32 @@ class Pair:
         """Return whether earlier responses gave half of a side's tokens or more."""
         return any(side is not None and side.is_remembered for side in (self.tested, self.baseline))
 
-    def logarithm(self) -> float:
-        """Return the logarithm of the ratio of the tested side's throughput to the baseline's, if the pair is whole."""
+    def seconds(self) -> tuple[float, float]:
+        """Return the seconds in which each side makes equally many tokens, the tested side's first, if it is whole.
+
+        Where an answer ends earlier on one side, as it parts from the other's, these are the mean of both.
+        """
         assert self.tested is not None
         assert self.baseline is not None
-        return math.log(self.tested.tokens_per_second / self.baseline.tokens_per_second)
+        tokens = (self.tested.tokens + self.baseline.tokens) / 2
+        return (
+            self.tested.seconds * tokens / self.tested.tokens,
+            self.baseline.seconds * tokens / self.baseline.tokens,
+        )
 
 
 @dataclass
 class Course:
     """A run at one concurrency, so far: `groups` that there are, its pairs, looks, seconds, and how it ended.
 
-    `level` is the probability that any of its intervals misses the ratio.
+    `level` is the probability that any of its intervals misses the ratio, and `max_tokens` the most of an answer; None
+    fits them to the limit.
     """
 
     concurrency: int
     groups: Sequence[Group]
     level: float
+    max_tokens: int | None = None
     pairs: list[Pair] = field(default_factory=list)
     looks: tuple[Look, ...] = ()
     seconds: float = 0.0
@@ -139,78 +139,21 @@ class Course:
         return True
 
 
-async def sides_of(servers: Sequence[ServerClient], model: str | None) -> tuple[Side, Side]:
-    """Return one server with speculation and without, or two servers, the first of which is tested.
-
-    A server that is down or has no `/v1/models`, a single one without specplug or whose operator has switched it off,
-    and two that serve different models raise `EngineError`.
-    """
-    if len(servers) == 2:
-        tested, baseline = [await _connect(server, server.url, model) for server in servers]
-        if tested.model != baseline.model:
-            raise EngineError.build(
-                "the servers do not serve the same model",
-                who="specplug bench",
-                found=f"{tested.model} at {tested.label}, {baseline.model} at {baseline.label}",
-                remedy="Start both with the same model and the same --served-model-name",
-            )
-        return tested, baseline
-    [server] = servers
-    tested = await _connect(server, "speculation on", model)
-    if tested.status is None:
-        raise EngineError.build(
-            "the server runs without specplug",
-            who=server.url,
-            found="no /specplug/status",
-            remedy="Start it with specplug (docs/serving.md), or compare it: specplug bench URL_WITH_SPECPLUG URL",
-        )
-    if tested.status.mode == "off":
-        raise EngineError.build(
-            "the operator has switched speculation off",
-            who=server.url,
-            remedy='Switch it on: POST {"mode": "on"} to /specplug/mode',
-        )
-    return tested, replace(tested, label="speculation off", fields=_fields(tested.status, enabled=False))
-
-
-async def _connect(server: ServerClient, label: str, wanted: str | None) -> Side:
-    try:
-        models = [model.id for model in (await server.ask(ServedModels, "GET", "/v1/models")).data]
-    except Refused as error:
-        remedy = "Give the address of a vLLM or SGLang server, without a path"
-        raise EngineError.build("no models are listed", who=server.url, found=error, remedy=remedy) from error
-    if wanted not in (None, *models):
-        raise EngineError.build("no such model", who=server.url, found=wanted, expected=" or ".join(models))
-    try:
-        status = await server.status()
-    except Refused as error:
-        if error.status not in _ABSENT:
-            raise
-        return Side(label, server, wanted or models[0], {}, None)
-    return Side(label, server, wanted or models[0], _fields(status), status)
-
-
-def _fields(status: ServerStatus, **given: bool) -> dict[str, Any]:
-    """Return specplug's fields for the body of a request: `store: false`, and those given."""
-    fields = {f"specplug_{name}": int(value) for name, value in {"store": False, **given}.items()}
-    return {"custom_params" if "sglang" in status.versions else "vllm_xargs": fields}
-
-
 async def measure(
     sides: tuple[Side, Side],
     course: Course,
-    max_tokens: int,
     limit: float,
-    advance: Callable[[Group], None],
+    advance: Callable[[Group | None], None],
     is_known: Callable[[Course], bool],
 ) -> None:
     """Run a course until `is_known`, called at each look, or its groups or `limit` seconds are over.
 
-    What is measured stands in `course`, also if the run is interrupted.  `advance` is called after each group.
+    What is measured stands in `course`, also if the run is interrupted.  `advance` is called after each group, and
+    before the first one with None, once the length of answers is known.
     """
     try:
         async with asyncio.timeout(limit):
-            await _measure(sides, course, max_tokens, limit, advance, is_known)
+            await _measure(sides, course, limit, advance, is_known)
     except TimeoutError:  # in the middle of a pair
         course.ended = "minutes"
         waited = limit - course.seconds
@@ -227,17 +170,19 @@ async def measure(
 async def _measure(
     sides: tuple[Side, Side],
     course: Course,
-    max_tokens: int,
     limit: float,
-    advance: Callable[[Group], None],
+    advance: Callable[[Group | None], None],
     is_known: Callable[[Course], bool],
 ) -> None:
     began = time.perf_counter()
     for side in sides:
         await _send(side, [WARM_UP], 16)
+    if course.max_tokens is None:
+        course.max_tokens = await _fitting_length(sides, course, began + limit)
+    advance(None)
     warmed = time.perf_counter()
     for number, group in enumerate(course.groups, 1):
-        course.pairs.append(await _pair(sides, group, course.concurrency, max_tokens))
+        course.pairs.append(await _pair(sides, group, course.concurrency, course.max_tokens))
         now = time.perf_counter()
         course.seconds = now - began
         advance(group)
@@ -254,6 +199,19 @@ async def _measure(
         if is_last:
             course.ended = "prompts" if number == len(course.groups) else "minutes"
             return
+
+
+async def _fitting_length(sides: tuple[Side, Side], course: Course, end: float) -> int:
+    """Return how long answers may be, so that there is time for all groups, or `ENOUGH`, by a short pair."""
+    shortest, longest = LENGTHS
+    began = time.perf_counter()
+    trial = await _pair(sides, course.groups[0], course.concurrency, shortest)
+    now = time.perf_counter()
+    if not trial.is_whole or trial.tested is None or trial.baseline is None:
+        return longest
+    per_token = trial.tested.seconds_per_token + trial.baseline.seconds_per_token
+    spare = (end - now) / min(len(course.groups), ENOUGH) - (now - began)
+    return min(longest, max(shortest, shortest + int(spare / max(per_token, 1e-9))))
 
 
 async def _pair(sides: tuple[Side, Side], group: Group, together: int, max_tokens: int) -> Pair:

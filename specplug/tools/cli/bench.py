@@ -23,7 +23,8 @@ from specplug.tools.client.interrupt import run_interruptible
 
 if TYPE_CHECKING:
     from specplug.tools.bench.prompts import Group, Prompt
-    from specplug.tools.bench.run import Course, Side
+    from specplug.tools.bench.run import Course
+    from specplug.tools.bench.sides import Side
     from specplug.tools.cli.bench_report import Report
 
 
@@ -39,7 +40,12 @@ class Requests:
     minutes: Annotated[float, typer.Option(min=0.01, help="Most minutes, at each concurrency.")] = 2
     limit: Annotated[int | None, typer.Option(min=1, help="At most N prompts, the kinds in proportion.")] = None
     concurrency: Annotated[str, typer.Option(help="Requests in flight; several, joined by commas, run in turn.")] = "1"
-    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per answer.")] = 64
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Most tokens per answer; by default 16 to 64, so that the prompts, or 36, fit into the minutes."
+        ),
+    ] = None
     raw: Raw = False
     model: Annotated[str | None, typer.Option(help="The model's name; by default the first one.")] = None
 
@@ -68,7 +74,7 @@ def bench(
     ratio is that of the first to the second (docs/measuring.md has the launch lines).
 
     Each prompt goes once, untimed, into the prefix cache; then both sides answer it, in random order. The run ends once
-    the interval of the mean ratio excludes 1 and is narrow enough (--within), or lies between 0.97 and 1.03. At
+    the interval of the ratio excludes 1 and is narrow enough (--within), or lies between 0.97 and 1.03. At
     --minutes, or with the last prompt, a line says how many more would be needed. The intervals allow for a look after
     every few prompts: of runs between sides that do not differ about 5% name one. Ctrl-C, or a server that fails,
     prints what was measured.
@@ -135,8 +141,9 @@ class Run:
     async def measure(self, servers: Sequence[ServerClient]) -> None:
         """Measure one server with and without speculation, or the first of two against the second."""
         from specplug.tools.bench.prompts import as_chats, assign_groups
-        from specplug.tools.bench.run import Course, sides_of
+        from specplug.tools.bench.run import Course
         from specplug.tools.bench.sequential import LEVEL
+        from specplug.tools.bench.sides import sides_of
 
         requests = self._requests
         in_flight = parse_numbers(requests.concurrency, "numbers", "--concurrency")
@@ -157,7 +164,9 @@ class Run:
                 left_out = len(self._prompts) - sum(len(group.prompts) for group in of_one)
                 if left_out:
                     print_note(f"{left_out} prompts are left out: fewer of their kind than {concurrency} in flight")
-                course = Course(concurrency, chats if has_template else of_one, LEVEL / len(in_flight))
+                course = Course(
+                    concurrency, chats if has_template else of_one, LEVEL / len(in_flight), requests.max_tokens
+                )
                 self.courses.append(course)
                 await self._follow(sides, course)
 
@@ -183,7 +192,11 @@ class Run:
                 bar.console.print(remark_text(f"{found.prompts} prompts, {course.seconds:.0f} s: {found.ratio}"))
                 return requests.until == "decided" and is_known(course, requests.within)
 
-            def advance(group: Group) -> None:
-                bar.update(task, description=group.kind, advance=1)
+            def advance(group: Group | None) -> None:
+                if group is not None:
+                    bar.update(task, description=group.kind, advance=1)
+                elif requests.max_tokens is None:
+                    fitted = f"answers of at most {course.max_tokens} tokens, to fit into the minutes (--max-tokens)"
+                    bar.console.print(remark_text(fitted))
 
-            await measure(sides, course, requests.max_tokens, 60 * requests.minutes, advance, known)
+            await measure(sides, course, 60 * requests.minutes, advance, known)

@@ -15,8 +15,8 @@ from specplug.tools.cli.html_report import Plot
 from specplug.tools.cli.output import remark_text, table
 
 NOTE = (
-    "Ratios are of tokens per second, as geometric means over pairs; above 1 is faster. The 95 % intervals hold for "
-    "all looks together, those of the kinds for all kinds together. Requests were greedy, those to specplug with "
+    "Ratios are of tokens per second, of all answers together; above 1 is faster. The 95 % intervals hold for all "
+    "looks together, those of the kinds for all kinds together. Requests were greedy, those to specplug with "
     "`store: false`."
 )
 PARTED = (
@@ -104,8 +104,8 @@ class Report:
         if first.kind == REMEMBERED:
             return f"{course.concurrency} in flight: nothing is known, as the server remembers answers to all prompts"
         sentence = f"{course.concurrency} in flight: {first.verdict or 'no difference shown'}, {first.ratio}"
-        gained = [f"{row.kind} {row.ratio.mean:.2f}" for row in found[1:] if row.verdict == "faster"]
-        lost = [f"{row.kind} {row.ratio.mean:.2f}" for row in found[1:] if row.verdict == "slower"]
+        gained = [f"{row.kind} {row.ratio.value:.2f}" for row in found[1:] if row.verdict == "faster"]
+        lost = [f"{row.kind} {row.ratio.value:.2f}" for row in found[1:] if row.verdict == "slower"]
         sentence += f", by {first.prompts} prompts in {course.seconds:.0f} s"
         return sentence + "".join(
             f", {what} {', '.join(it)}" for what, it in (("gains:", gained), ("loses:", lost)) if it
@@ -123,12 +123,12 @@ class Report:
                 colour = "#2f6fde" if row.kind == ALL else "#9aa5b1"
                 if ratio.low is not None and ratio.high is not None:
                     axes.plot([ratio.low, ratio.high], [place, place], color=colour, linewidth=3)
-                axes.plot(ratio.mean, place, "o", color=colour)
-                axes.annotate(str(ratio), (ratio.mean, place), (0, 6), textcoords="offset points", ha="center")
+                axes.plot(ratio.value, place, "o", color=colour)
+                axes.annotate(str(ratio), (ratio.value, place), (0, 6), textcoords="offset points", ha="center")
             axes.axvline(1.0, color="#616e7c", linestyle="--")
             axes.set_xscale("log")
-            ends = [end for row in found for end in (row.ratio.mean, row.ratio.low, row.ratio.high) if end]
-            low = min(0.9, *ends) / 1.05
+            ends = [end for row in found for end in (row.ratio.value, row.ratio.low, row.ratio.high) if end]
+            low = max(0.01, min(0.9, *ends)) / 1.05
             high = min(1000.0, max(1.1, *ends)) * 1.05
             axes.set_xlim(low, high)
             ticks = [tick for tick in _TICKS if low <= tick <= high]

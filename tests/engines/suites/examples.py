@@ -177,6 +177,6 @@ class ExamplesSuite:
         assert first["baseline"]["tokens_per_second"] > 0
         assert (first["baseline"]["tokens_per_step"], first["baseline"]["acceptance_rate"]) == (1.0, None)
         assert first["tested"]["tokens_per_step"] > 1.5  # edits are copies
-        assert first["ratio"]["low"] <= first["ratio"]["mean"] <= first["ratio"]["high"]
+        assert first["ratio"]["low"] <= first["ratio"]["value"] <= first["ratio"]["high"]
         (engine,) = json.loads(server.get("/specplug/status"))["engines"]
         assert engine["scheduler"]["control"]["mode"] == "on"

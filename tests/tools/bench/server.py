@@ -34,6 +34,7 @@ class FakeServer(LocalServer):
     Attributes:
         mode: of the operator.
         seconds: that an answer takes, by its prompt, and whether it is drafted.
+        warm_seconds: that an answer before the first pair takes.
         requests: (what, prompt) in order of arrival, where `what` is "warm", "on" or "off".
         chats: how many of the timed requests were chats.
         stored: how many requests may be remembered.
@@ -58,6 +59,7 @@ class FakeServer(LocalServer):
         self.clock = clock or Clock()
         self.mode = "on"
         self.seconds: Callable[[str, bool], float] = lambda prompt, drafted: 0.5 if drafted else 1.0
+        self.warm_seconds = 0.0
         self.requests: list[tuple[str, str]] = []
         self.chats = self.stored = 0
         self.garbles = False
@@ -91,6 +93,8 @@ class FakeServer(LocalServer):
                 self.memory["accepted"] += found["accepted"]
             if timed:
                 self.clock.now += self.seconds(prompt, drafted)
+            elif body["max_tokens"] == 16:
+                self.clock.now += self.warm_seconds
         if timed and self.together is not None:
             self.together.wait(10)
         text = prompt[:8] + ("!" if self.garbles and drafted else "")

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import t
+from scipy.stats import norm, t
 
 from specplug.tools.bench.prompts import Prompt, assign_groups
-from specplug.tools.bench.report import advice, interval, is_known, rows
+from specplug.tools.bench.ratio import interval, spread_of
+from specplug.tools.bench.report import advice, is_known, rows
 from specplug.tools.bench.run import Course, Pair, Timed
 from specplug.tools.bench.sequential import LEVEL, Look, critical_value, next_look
 from specplug.tools.client.answers import Answer
@@ -29,6 +30,11 @@ def pair_of(group, logarithm: float) -> Pair:
     """Return a pair by whose tokens per second the tested side is as much faster."""
     answers = (Answer(text="text", num_tokens=11, first=0.1, last=1.0),)
     return Pair(group, Timed(answers, math.exp(-logarithm), {}), Timed(answers, 1.0, {}), ())
+
+
+def seconds_of(*values: float, kind: str = "a") -> list[tuple[str, float, float]]:
+    """Return the seconds of pairs whose baseline takes 1 s, by the logarithms of their ratios."""
+    return [(kind, math.exp(-value), 1.0) for value in values]
 
 
 def test_critical_values_spend_the_level_as_it_is_planned():
@@ -49,27 +55,57 @@ def test_critical_values_spend_the_level_as_it_is_planned():
         before = look.pairs
 
 
+def is_rejected(pairs: list[tuple[str, float, float]], ratio: float, quantile: float) -> bool:
+    """Return whether Student's t of the differences rejects a ratio, with kinds of equally many pairs."""
+    kinds = sorted({kind for kind, *_ in pairs})
+    differences = [[base - ratio * own for kind, own, base in pairs if kind == each] for each in kinds]
+    variance = sum(np.var(each, ddof=1) / len(each) for each in differences) / len(kinds) ** 2
+    return abs(np.mean(np.concatenate(differences))) > quantile * math.sqrt(variance)
+
+
+@pytest.mark.parametrize("kinds", [1, 3])
+@pytest.mark.parametrize("spread", [0.05, 0.4, 2.0])
+def test_the_interval_holds_the_ratios_that_students_t_does_not_reject(kinds, spread):
+    draw = np.random.default_rng(0)
+    for _ in range(30):
+        gains = draw.normal(0.3, spread, 12)
+        pairs = [(str(place % kinds), math.exp(-gain), 1 + draw.random()) for place, gain in enumerate(gains)]
+        found = interval(pairs, 2.2)
+        assert found.value == pytest.approx(sum(base for *_, base in pairs) / sum(own for _, own, _ in pairs))
+        quantile = -t.ppf(norm.cdf(-2.2), spread_of(pairs).freedom(found.value))
+        for ratio in np.geomspace(0.01, 100, 401):
+            assert is_rejected(pairs, ratio, quantile) is not bool(found.low <= ratio <= found.high), (found, ratio)
+
+
 def test_one_look_has_students_interval_and_more_looks_wider_ones():
-    values = [0.1, 0.5, 0.2, 0.7, 0.4]
-    found = interval([("a", value) for value in values], critical_value((Look(5, 1.0),)))
-    reach = t.ppf(1 - LEVEL / 2, 4) * np.std(values, ddof=1) / math.sqrt(5)
-    assert (found.low, found.high) == pytest.approx((math.exp(0.38 - reach), math.exp(0.38 + reach)))
+    values = (0.1, 0.5, 0.2, 0.7, 0.4)
+    found = interval(seconds_of(*values), critical_value((Look(5, 1.0),)))
+    own = np.exp([-value for value in values])
+    reach = t.ppf(1 - LEVEL / 2, 4) * np.std(own, ddof=1) / math.sqrt(5)
+    assert (found.low, found.high) == pytest.approx((1 / (own.mean() + reach), 1 / (own.mean() - reach)))
     assert critical_value((Look(12, 0.3), Look(36, 1.0))) > critical_value((Look(36, 1.0),))
     assert critical_value((Look(12, 0.001),)) > 4
-    assert interval([("a", 0.5), ("a", 0.6)], 1.96).low is None
-    assert interval([("a", value) for value in values], None).low is None
+    assert interval(seconds_of(0.5, 0.6), 1.96).low is None
+    assert interval(seconds_of(*values), None).low is None
 
 
 def test_what_differs_between_kinds_is_no_uncertainty():
-    values = [("a", 0.0), ("a", 0.1), ("a", 0.2), ("b", 1.0), ("b", 1.1), ("b", 1.2)]
-    found = interval(values, critical_value((Look(6, 1.0),)))
-    reach = (
-        t.ppf(1 - LEVEL / 2, 4) * 0.1 / math.sqrt(6)
-    )  # Satterthwaite's degrees of freedom are all, as variances agree
-    assert found.high == pytest.approx(math.exp(0.6 + reach))
-    uneven = [("a", 0.0), ("a", 0.0), ("a", 0.0), ("b", 1.0), ("b", 1.1), ("b", 1.2)]
+    pairs = [("a", own, 1.0) for own in (1.0, 0.9, 0.8)] + [("b", own, 1.0) for own in (0.5, 0.4, 0.3)]
+    found = interval(pairs, critical_value((Look(6, 1.0),)))
+    # Satterthwaite's degrees of freedom are all, as variances agree
+    reach = t.ppf(1 - LEVEL / 2, 4) * 0.1 / math.sqrt(6)
+    assert found.low == pytest.approx(1 / (0.65 + reach))
+    uneven = [("a", 1.0, 1.0)] * 3 + [("b", own, 1.0) for own in (0.5, 0.4, 0.3)]
     reach = t.ppf(0.975, 2) * math.sqrt(3 * 0.01) / 6
-    assert interval(uneven, 1.959964).high == pytest.approx(math.exp(0.55 + reach), rel=1e-6)
+    assert interval(uneven, 1.959964).low == pytest.approx(1 / (0.7 + reach), rel=1e-6)
+
+
+def test_each_answer_counts_by_its_time_and_a_shorter_one_by_its_tokens():
+    """10 tokens in 1 s against 2 s, and 90 in 9 s against 9 s: 100 tokens in 10 s against 11 s."""
+    assert interval([("a", 1.0, 2.0), ("b", 9.0, 9.0)], None).value == pytest.approx(1.1)
+    [group, *_] = course_of([0.0] * 4).groups
+    sides = [Timed((Answer(text="text", num_tokens=tokens),), 2.0, {}) for tokens in (10, 20)]
+    assert Pair(group, *sides, ()).seconds() == pytest.approx((3.0, 1.5))
 
 
 @pytest.mark.parametrize(
@@ -82,12 +118,12 @@ def test_what_differs_between_kinds_is_no_uncertainty():
     ],
 )
 def test_verdicts(values, verdict):
-    assert interval([("a", value) for value in values], 1.96).verdict == verdict
+    assert interval(seconds_of(*values), 1.96).verdict == verdict
 
 
 def test_advice_names_the_prompts_that_would_show_the_ratio():
     draw = np.random.default_rng(0)
-    values = [*draw.normal(0.05, 0.3, 36)]
+    values = [*draw.normal(0.11, 0.3, 36)]
     course = course_of(values)
     course.pairs = [pair_of(group, value) for group, value in zip(course.groups, values, strict=True)]
     course.seconds = 72.0
@@ -95,14 +131,14 @@ def test_advice_names_the_prompts_that_would_show_the_ratio():
     stated = advice(course)
     more = int(stated.split("about ")[1].split()[0])
     minutes = int(stated.rsplit(" ", 1)[1])
+    gains = 1 - np.exp([-value for value in values])
     needed = (
-        36
-        * ((critical_value(course.looks) + 0.84) * np.std(values, ddof=1) / math.sqrt(36) / abs(np.mean(values))) ** 2
+        36 * ((critical_value(course.looks) + 0.84) * np.std(gains, ddof=1) / math.sqrt(36) / abs(np.mean(gains))) ** 2
     )
     assert more == pytest.approx(needed - 36, abs=4)
     assert minutes == math.ceil((36 + more) * 2 / 60)
     course.pairs = [pair_of(group, 0.0) for group in course.groups[:-2]] + [
-        pair_of(group, sign) for group, sign in zip(course.groups[-2:], (0.5, -0.5), strict=True)
+        pair_of(group, -math.log(own)) for group, own in zip(course.groups[-2:], (0.5, 1.5), strict=True)
     ]
     assert "too few to show it" in advice(course)
 
@@ -135,14 +171,18 @@ NOISES: dict[str, Noise] = {
 
 
 def run(rng: np.random.Generator, noise: Noise, groups: Any, effect: float, spread: float = 0.0) -> tuple[str, int]:
-    """Return the verdict of a run that is stopped by the first look whose interval leaves out 1, and its pairs."""
+    """Return the verdict of a run that is stopped by the first look whose interval leaves out 1, and its pairs.
+
+    The tested side is faster by `effect` in the logarithm, which differs between prompts by `spread`.
+    """
     seconds = noise(rng, 2 * len(groups))
     values = []
     looks: tuple[Look, ...] = ()
     for number, group in enumerate(groups, 1):
         first, second = seconds[2 * number - 2 : 2 * number]
         tested, baseline = (first, second) if group.tested_first else (second, first)
-        values.append((group.kind, float(baseline - tested + effect + spread * rng.standard_normal())))
+        gain = effect + spread * rng.standard_normal()
+        values.append((group.kind, math.exp(min(500, tested - gain)), math.exp(min(500, baseline))))
         if number == len(groups) or number >= next_look(looks[-1].pairs if looks else 0):
             looks = (*looks, Look(number, number / len(groups)))
             verdict = interval(values, critical_value(looks)).verdict
@@ -167,7 +207,8 @@ def test_a_ratio_of_1_2_is_found_within_72_prompts():
     rng = np.random.default_rng(0)
     prompts = [Prompt(str(number), kind=str(number % 3)) for number in range(72)]
     noise = autocorrelated(0.5, lambda rng, count: 0.03 * rng.standard_t(3, count))
-    found = [run(rng, noise, assign_groups(prompts, 1, seed), math.log(1.2), 0.35) for seed in range(200)]
+    effect = math.log(1.2) + 0.35**2 / 2  # so that the mean of the seconds is less by 1.2
+    found = [run(rng, noise, assign_groups(prompts, 1, seed), effect, 0.35) for seed in range(200)]
     assert sum(verdict == "faster" for verdict, _ in found) >= 180
     assert np.mean([pairs for _, pairs in found]) < 54, "and mostly earlier"
 
@@ -199,8 +240,8 @@ def test_kinds_share_the_level_and_have_verdicts_only_if_the_run_has_one():
         "1": "no difference",
         "2": "faster",
     }
-    logarithms = [("0", pair.logarithm()) for pair in course.pairs if pair.group.kind == "0"]
-    alone = interval(logarithms, critical_value(course.looks))
+    seconds = [("0", *pair.seconds()) for pair in course.pairs if pair.group.kind == "0"]
+    alone = interval(seconds, critical_value(course.looks))
     [row] = [row for row in kinds if row.kind == "0"]
     assert row.ratio.high > alone.high
     course.pairs = [

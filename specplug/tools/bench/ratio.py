@@ -1,0 +1,133 @@
+"""Ratio of two sides' throughput over paired answers, and its interval.
+
+The ratio is of the tokens per second of all answers together, as a server's operator counts them: of the baseline's
+seconds to the tested side's, for the same tokens.  For a ratio R, the differences d = baseline - R * tested of the
+pairs have the mean 0 if R is the true one, so that the interval holds every R which Student's t of these differences
+does not reject (Fieller, Journal of the Royal Statistical Society B 16, 1954).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specplug.tools.bench.sequential import FEWEST
+
+EQUAL = 1.03
+"""Sides whose ratio is shown to be within this and its inverse do not differ."""
+
+_WIDEST = 1e6
+"""Stands for an end of an interval that has none, and its inverse for 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times as many tokens per second the tested side makes, of all pairs together.
+
+    From `low` to `high` is the interval; None with fewer than `FEWEST` pairs.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """Return "faster", "slower", "no difference" where one is ruled out, or "no difference shown"."""
+        if self.low is None or self.high is None:
+            return "no difference shown"
+        if self.low > 1 or self.high < 1:
+            return "faster" if self.low > 1 else "slower"
+        return "no difference" if self.low >= 1 / EQUAL and self.high <= EQUAL else "no difference shown"
+
+    def is_within(self, percent: float) -> bool:
+        """Return whether the interval ends within so many percent of the mean, on both sides."""
+        if self.low is None or self.high is None:
+            return False
+        return max(self.high / self.value, self.value / self.low) <= 1 + percent / 100
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.value:.2f}"
+        return f"{self.value:.2f} ({_bound(self.low)} to {_bound(self.high)})"
+
+
+def _bound(value: float) -> str:
+    """Return an end of an interval, to more places where verdicts part."""
+    return "over 1000" if value > 1000 else f"{value:.3f}" if 0.95 < value < 1.05 else f"{value:.2f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The means of both sides' seconds, [2], the tested side's first, and their variances by kind.
+
+    Each of `kinds` has the covariance matrix that it adds to that of the means, [2, 2], and its degrees of freedom.
+    The prompts of a run have the kinds in proportion, so that what differs between kinds is no uncertainty.
+    """
+
+    means: Any
+    kinds: Sequence[tuple[Any, int]]
+
+    def difference(self, ratio: float) -> float:
+        """Return the mean of baseline - ratio * tested, in seconds."""
+        return float(self.means[1] - ratio * self.means[0])
+
+    def variance(self, ratio: float) -> float:
+        """Return the variance of `difference`."""
+        return math.fsum(self._parts(ratio))
+
+    def freedom(self, ratio: float) -> float:
+        """Return the degrees of freedom of `variance`, by Satterthwaite (Biometrics Bulletin 2, 1946)."""
+        parts = self._parts(ratio)
+        squares = math.fsum(part**2 / free for part, (_, free) in zip(parts, self.kinds, strict=True))
+        return math.fsum(parts) ** 2 / squares if squares else 1.0
+
+    def _parts(self, ratio: float) -> list[float]:
+        return [float(cov[1, 1] - 2 * ratio * cov[0, 1] + ratio**2 * cov[0, 0]) for cov, _ in self.kinds]
+
+
+def spread_of(seconds: Sequence[tuple[str, float, float]]) -> Spread:
+    """Return the spread of pairs: kind, the tested side's seconds and the baseline's.
+
+    The only pair of a kind departs from the mean of all.
+    """
+    import numpy as np
+
+    kinds: dict[str, list[tuple[float, float]]] = {}
+    for kind, *pair in seconds:
+        kinds.setdefault(kind, []).append((pair[0], pair[1]))
+    means = np.mean([pair for pairs in kinds.values() for pair in pairs], 0)
+    parts = []
+    for pairs in kinds.values():
+        free = max(1, len(pairs) - 1)
+        rest = np.array(pairs) - (np.mean(pairs, 0) if len(pairs) > 1 else means)
+        parts.append((rest.T @ rest * len(pairs) / free / len(seconds) ** 2, free))
+    return Spread(means, parts)
+
+
+def interval(seconds: Sequence[tuple[str, float, float]], critical: float | None) -> Ratio:
+    """Return the ratio of pairs: kind, the tested side's seconds and the baseline's, for the same tokens.
+
+    It has an interval if there is a critical value, a quantile of the normal distribution, and there are `FEWEST`.
+    """
+    spread = spread_of(seconds)
+    tested, baseline = map(float, spread.means)
+    ratio = baseline / tested
+    if critical is None or len(seconds) < FEWEST:
+        return Ratio(ratio)
+    from scipy.special import ndtr, stdtrit
+
+    reach = float(stdtrit(spread.freedom(ratio), ndtr(-critical)) ** 2)
+    (own, both), (_, other) = sum(cov for cov, _ in spread.kinds).tolist()
+    # The ratios R with square * R ** 2 - 2 * middle * R + rest <= 0
+    square = tested**2 - reach * own
+    middle = tested * baseline - reach * both
+    rest = baseline**2 - reach * other
+    root = math.sqrt(max(0.0, middle**2 - square * rest))
+    low = (middle - root) / square if square > 0 else rest / (middle + root) if rest > 0 else 0.0
+    high = (middle + root) / square if square > 0 else _WIDEST
+    low = min(ratio, max(1 / _WIDEST, low))
+    high = max(ratio, min(_WIDEST, high))
+    return Ratio(*(round(each, 9) for each in (ratio, low, high)))  # sides that are equal have exactly 1
