@@ -78,16 +78,17 @@ def write(model: Path, start: list[int], minutes: float) -> Texts:
     )
     began = time.monotonic()
     texts: list[list[int]] = []
-    kept: list[Tensor] = []
+    likeliest: list[Tensor] = []
+    logarithms: list[Tensor] = []
     while not texts or time.monotonic() - began < 60 * minutes:
         for output in engine.generate([{"prompt_token_ids": start}] * ROWS, sampling, use_tqdm=False):
             [written] = output.outputs
             texts.append([*start, *written.token_ids])
-            pairs = torch.tensor([written.logprobs.token_ids, written.logprobs.logprobs], dtype=torch.float64)
-            kept.append(pairs.view(2, len(written.token_ids), LIKELIEST + 1)[..., 1:])  # the sampled one comes first
+            shape = (len(written.token_ids), LIKELIEST + 1)  # the sampled token comes first
+            likeliest.append(torch.tensor(written.logprobs.token_ids).view(shape)[:, 1:])
+            logarithms.append(torch.tensor(written.logprobs.logprobs, dtype=torch.float32).view(shape)[:, 1:])
         print(f"{len(texts)} chats, {(time.monotonic() - began) / 60:.1f} of {minutes:.1f} minutes", flush=True)
-    likeliest, logarithms = torch.stack(kept, 1)
-    return Texts(torch.tensor(texts), likeliest.long(), logarithms.float().softmax(-1))
+    return Texts(torch.tensor(texts), torch.stack(likeliest), torch.stack(logarithms).softmax(-1))
 
 
 def make(target: Any) -> LlamaForCausalLM:
@@ -156,7 +157,7 @@ def main() -> None:
     start = tokenizer.encode("<|im_start|>user\n", add_special_tokens=False)
     texts = write(path, start, options.minutes / 2)
     draft = make(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32))
-    learn(draft, texts.rows(slice(HELD_OUT, None)) if len(texts.ids) > HELD_OUT else texts, options.minutes / 2)
+    learn(draft, texts.rows(slice(HELD_OUT, None)), options.minutes / 2)
     with torch.no_grad():
         loss, same = loss_of(draft, texts.rows(slice(0, HELD_OUT)))
     print(f"held-out chats: loss {loss.item():.3f}, {same.item():.0%} of the target's likeliest tokens")

@@ -3,12 +3,15 @@
 The ratio is of the tokens per second of all answers together, as a server's operator counts them: of the baseline's
 seconds to the tested side's, for the same tokens.  For a ratio R, the differences d = baseline - R * tested of the
 pairs have the mean 0 if R is the true one, so that the interval holds every R which Student's t of these differences
-does not reject (Fieller, Journal of the Royal Statistical Society B 16, 1954).
+does not reject, and what lies between them (Fieller, Journal of the Royal Statistical Society B 16, 1954).  For R = 1,
+which decides the verdict, `specplug.tools.bench.sequential` says what the level rests on; for others it also takes
+answers whose lengths and gains are not too skewed.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +22,7 @@ EQUAL = 1.03
 """Sides whose ratio is shown to be within this and its inverse do not differ."""
 
 _WIDEST = 1e6
-"""Stands for an end of an interval that has none, and its inverse for 0."""
+"""Stands for an upper end that an interval does not have, and its inverse for a lower one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,10 @@ class Ratio:
         return "no difference" if self.low >= 1 / EQUAL and self.high <= EQUAL else "no difference shown"
 
     def is_within(self, percent: float) -> bool:
-        """Return whether the interval ends within so many percent of the mean, on both sides."""
+        """Return whether the interval ends within so many percent of the ratio, on both sides."""
         if self.low is None or self.high is None:
             return False
-        return max(self.high / self.value, self.value / self.low) <= 1 + percent / 100
+        return max(self.high - self.value, self.value - self.low) <= self.value * percent / 100
 
     def __str__(self) -> str:
         if self.low is None or self.high is None:
@@ -61,10 +64,11 @@ def _bound(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The means of both sides' seconds, [2], the tested side's first, and their variances by kind.
+    """The means of both sides' seconds, [2], the tested side's first, and what the pairs of each kind depart from them.
 
-    Each of `kinds` has the covariance matrix that it adds to that of the means, [2, 2], and its degrees of freedom.
-    The prompts of a run have the kinds in proportion, so that what differs between kinds is no uncertainty.
+    Each of `kinds` has its pairs' residuals, [pairs, 2], whose squares add up to its part of the variances of the
+    means, and its degrees of freedom.  The prompts of a run have the kinds in proportion, so that what differs between
+    kinds is no uncertainty.
     """
 
     means: Any
@@ -82,28 +86,29 @@ class Spread:
         """Return the degrees of freedom of `variance`, by Satterthwaite (Biometrics Bulletin 2, 1946)."""
         parts = self._parts(ratio)
         squares = math.fsum(part**2 / free for part, (_, free) in zip(parts, self.kinds, strict=True))
-        return math.fsum(parts) ** 2 / squares if squares else 1.0
+        return math.fsum(parts) ** 2 / squares if squares else float(sum(free for _, free in self.kinds))
 
     def _parts(self, ratio: float) -> list[float]:
-        return [float(cov[1, 1] - 2 * ratio * cov[0, 1] + ratio**2 * cov[0, 0]) for cov, _ in self.kinds]
+        return [float(((rest[:, 1] - ratio * rest[:, 0]) ** 2).sum()) for rest, _ in self.kinds]
 
 
 def spread_of(seconds: Sequence[tuple[str, float, float]]) -> Spread:
     """Return the spread of pairs: kind, the tested side's seconds and the baseline's.
 
-    The only pair of a kind departs from the mean of all.
+    Kinds of a single pair count as one kind; if there is only one, its pair departs from the mean of all.
     """
     import numpy as np
 
-    kinds: dict[str, list[tuple[float, float]]] = {}
-    for kind, *pair in seconds:
-        kinds.setdefault(kind, []).append((pair[0], pair[1]))
+    counts = Counter(kind for kind, *_ in seconds)
+    kinds: dict[str | None, list[tuple[float, float]]] = {}
+    for kind, tested, baseline in seconds:
+        kinds.setdefault(kind if counts[kind] > 1 else None, []).append((tested, baseline))
     means = np.mean([pair for pairs in kinds.values() for pair in pairs], 0)
     parts = []
     for pairs in kinds.values():
         free = max(1, len(pairs) - 1)
         rest = np.array(pairs) - (np.mean(pairs, 0) if len(pairs) > 1 else means)
-        parts.append((rest.T @ rest * len(pairs) / free / len(seconds) ** 2, free))
+        parts.append((rest * math.sqrt(len(pairs) / free) / len(seconds), free))
     return Spread(means, parts)
 
 
@@ -119,8 +124,8 @@ def interval(seconds: Sequence[tuple[str, float, float]], critical: float | None
         return Ratio(ratio)
     from scipy.special import ndtr, stdtrit
 
-    reach = float(stdtrit(spread.freedom(ratio), ndtr(-critical)) ** 2)
-    (own, both), (_, other) = sum(cov for cov, _ in spread.kinds).tolist()
+    reach = float(stdtrit(spread.freedom(1.0), ndtr(-critical)) ** 2)
+    (own, both), (_, other) = sum(rest.T @ rest for rest, _ in spread.kinds).tolist()
     # The ratios R with square * R ** 2 - 2 * middle * R + rest <= 0
     square = tested**2 - reach * own
     middle = tested * baseline - reach * both

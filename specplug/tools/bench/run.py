@@ -57,8 +57,10 @@ class Timed:
     @property
     def seconds_per_token(self) -> float:
         """Return the seconds in which every answer grows by a token, after the first."""
-        first = min(answer.first for answer in self.answers)
-        return max(0.0, self.seconds - first) / max(1, *(answer.num_tokens - 1 for answer in self.answers))
+        longest = max(answer.num_tokens for answer in self.answers)
+        if longest == 1 or all(answer.last <= answer.first for answer in self.answers):  # they come in one piece
+            return self.seconds / longest
+        return max(0.0, self.seconds - min(answer.first for answer in self.answers)) / (longest - 1)
 
     @property
     def is_remembered(self) -> bool:
@@ -88,11 +90,11 @@ class Pair:
     def seconds(self) -> tuple[float, float]:
         """Return the seconds in which each side makes equally many tokens, the tested side's first, if it is whole.
 
-        Where an answer ends earlier on one side, as it parts from the other's, these are the mean of both.
+        Where the answers of one side are shorter, as texts part, these are its tokens.
         """
         assert self.tested is not None
         assert self.baseline is not None
-        tokens = (self.tested.tokens + self.baseline.tokens) / 2
+        tokens = min(self.tested.tokens, self.baseline.tokens)
         return (
             self.tested.seconds * tokens / self.tested.tokens,
             self.baseline.seconds * tokens / self.baseline.tokens,
@@ -159,7 +161,9 @@ async def measure(
         waited = limit - course.seconds
         if waited > _HANGS * course.seconds / max(1, len(course.pairs)):
             error = f"no answer within {waited:.0f} s, until the limit of time"
-            course.pairs.append(Pair(course.groups[len(course.pairs)], None, None, (error,)))
+            course.pairs.append(
+                Pair(course.groups[min(len(course.pairs), len(course.groups) - 1)], None, None, (error,))
+            )
         course.seconds = limit
         course.look(1.0)
     finally:
@@ -177,10 +181,12 @@ async def _measure(
     began = time.perf_counter()
     for side in sides:
         await _send(side, [WARM_UP], 16)
+        course.seconds = time.perf_counter() - began
     if course.max_tokens is None:
         course.max_tokens = await _fitting_length(sides, course, began + limit)
     advance(None)
     warmed = time.perf_counter()
+    course.seconds = warmed - began
     for number, group in enumerate(course.groups, 1):
         course.pairs.append(await _pair(sides, group, course.concurrency, course.max_tokens))
         now = time.perf_counter()
@@ -202,16 +208,26 @@ async def _measure(
 
 
 async def _fitting_length(sides: tuple[Side, Side], course: Course, end: float) -> int:
-    """Return how long answers may be, so that there is time for all groups, or `ENOUGH`, by a short pair."""
+    """Return how long answers may be, so that there is time for all groups, or `ENOUGH`, by a short pair or two.
+
+    The second one is for servers that compile in the first.  They are of the last groups, which a slow server does not
+    reach.  One that fails is reported, and answers are as short as may be.
+    """
     shortest, longest = LENGTHS
-    began = time.perf_counter()
-    trial = await _pair(sides, course.groups[0], course.concurrency, shortest)
-    now = time.perf_counter()
-    if not trial.is_whole or trial.tested is None or trial.baseline is None:
-        return longest
-    per_token = trial.tested.seconds_per_token + trial.baseline.seconds_per_token
-    spare = (end - now) / min(len(course.groups), ENOUGH) - (now - began)
-    return min(longest, max(shortest, shortest + int(spare / max(per_token, 1e-9))))
+    found = shortest
+    for group in course.groups[:-3:-1]:
+        began = time.perf_counter()
+        trial = await _pair(sides, group, course.concurrency, shortest)
+        now = time.perf_counter()
+        if not trial.is_whole or trial.tested is None or trial.baseline is None:
+            course.pairs.append(trial)
+            break
+        per_token = trial.tested.seconds_per_token + trial.baseline.seconds_per_token
+        spare = (end - now) / min(len(course.groups), ENOUGH) - (now - began)
+        found = max(found, min(longest, shortest + int(spare / max(per_token, 1e-9))))
+        if found == longest:
+            break
+    return found
 
 
 async def _pair(sides: tuple[Side, Side], group: Group, together: int, max_tokens: int) -> Pair:

@@ -10,9 +10,9 @@ which side is ahead.
 
 The sums at the looks are taken as normal with independent increments, and the variance as estimated: a critical value
 is replaced by the quantile of Student's t with the same tail (Jennison and Turnbull, Group Sequential Methods, 2000,
-section 4.4).  As the order within pairs is drawn at random, ratios between sides that do not differ are symmetric about
-1 under any noise, and Student's t does not exceed its level under symmetry at large (Efron, Journal of the American
-Statistical Association 64, 1969).
+section 4.4).  As the order within pairs is drawn at random, differences between sides that do not differ are symmetric
+about 0 under any noise, and Student's t does not exceed its level under symmetry at large (Efron, Journal of the
+American Statistical Association 64, 1969).  That this holds with several kinds, too, is simulated in the tests.
 """
 
 from __future__ import annotations

@@ -77,7 +77,8 @@ class Report:
         yield self.verdict()
         for course in self.measured:
             found = rows(course)
-            title = f"{self._about['model']}: {tested} against {baseline}, {course.concurrency} in flight"
+            sides = f"{self._about['model']}: {tested} against {baseline}"
+            title = f"{sides}, {course.concurrency} in flight, answers of at most {course.max_tokens} tokens"
             yield table(title, _COLUMNS, map(_cells, found), whole=4)
             yield from (line for line in (ENDED.get(course.ended), advice(course)) if line)
             if found[-1].kind == REMEMBERED:

@@ -40,6 +40,7 @@ def test_likeliest_tokens_are_the_targets_at_their_positions(tmp_path: Path) -> 
     kept = expected * (found > 0)
     torch.testing.assert_close(found, kept / kept.sum(-1, keepdim=True), atol=0.03, rtol=0.0)  # bfloat16
     assert likeliest.shape == (3, 17, draft_model.LIKELIEST)
+    assert bool((probabilities.diff(dim=-1) <= 0).all()), "the likeliest comes first"
     among = (ids[:, 3:, None] == likeliest).any(-1).float().mean()
     assert among > 0.8, "texts are sampled from these, and from what is as likely as the last of them"
     assert len({*map(tuple, ids.tolist())}) == 3, "no two chats are the same"

@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 
 from specplug.tools.bench import run
+from specplug.tools.client.answers import Answer
 from specplug.tools.client.http import ServerClient
 from tests.tools.bench.server import Clock, FakeServer
 from tests.tools.cli.tools import invoke, stated
@@ -246,6 +247,23 @@ def test_differing_texts_are_shown_with_what_they_mean(server, clock, prompts):
     assert len(found["texts"]["differences"]) == 12
     part = found["texts"]["differences"][0]
     assert (part["at"], part["tested"], part["baseline"]) == (7, "!", "")
+
+
+def test_a_short_pair_that_fails_is_reported_and_answers_are_short(server, prompts):
+    with server.running() as url:
+        bench(url, prompts, code=0)
+        server.fails = {server.requests[0][1]}  # the prompt of the short pair, which the run does not reach
+        server.warm_seconds = 0.5  # for 16 tokens, on both sides
+        shown = bench(url, prompts, code=1)
+    assert "answers of at most 16 tokens" in shown.stderr
+    assert "requests failed; 1 in flight: no difference, 1.00" in shown.stdout
+    assert "error: a request failed: POST" in shown.stderr
+
+
+def test_a_stream_that_comes_in_one_piece_tells_the_time_of_its_tokens():
+    streamed, whole = (Answer(num_tokens=16, first=first, last=1.5) for first in (0.3, 1.5))
+    assert run.Timed((streamed,), 1.5, {}).seconds_per_token == pytest.approx(1.2 / 15)
+    assert run.Timed((whole,), 1.5, {}).seconds_per_token == pytest.approx(1.5 / 16)
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------

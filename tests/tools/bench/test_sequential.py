@@ -72,7 +72,7 @@ def test_the_interval_holds_the_ratios_that_students_t_does_not_reject(kinds, sp
         pairs = [(str(place % kinds), math.exp(-gain), 1 + draw.random()) for place, gain in enumerate(gains)]
         found = interval(pairs, 2.2)
         assert found.value == pytest.approx(sum(base for *_, base in pairs) / sum(own for _, own, _ in pairs))
-        quantile = -t.ppf(norm.cdf(-2.2), spread_of(pairs).freedom(found.value))
+        quantile = -t.ppf(norm.cdf(-2.2), spread_of(pairs).freedom(1.0))
         for ratio in np.geomspace(0.01, 100, 401):
             assert is_rejected(pairs, ratio, quantile) is not bool(found.low <= ratio <= found.high), (found, ratio)
 
@@ -105,7 +105,26 @@ def test_each_answer_counts_by_its_time_and_a_shorter_one_by_its_tokens():
     assert interval([("a", 1.0, 2.0), ("b", 9.0, 9.0)], None).value == pytest.approx(1.1)
     [group, *_] = course_of([0.0] * 4).groups
     sides = [Timed((Answer(text="text", num_tokens=tokens),), 2.0, {}) for tokens in (10, 20)]
-    assert Pair(group, *sides, ()).seconds() == pytest.approx((3.0, 1.5))
+    assert Pair(group, *sides, ()).seconds() == pytest.approx((2.0, 1.0))
+
+
+@pytest.mark.parametrize("kinds", [1, 3, 5, 12])
+def test_answers_of_any_length_that_are_as_much_faster_have_no_uncertainty(kinds):
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        own = draw.random(12) + 0.5
+        found = interval([(str(place % kinds), each, 1.7 * each) for place, each in enumerate(own)], 2.5)
+        if kinds < 12:  # of kinds with one pair each the means differ as well
+            assert (found.low, found.value, found.high) == pytest.approx((1.7, 1.7, 1.7), rel=1e-6)
+        assert found.verdict == "faster"
+
+
+def test_an_answer_that_breaks_off_weighs_no_more_than_its_tokens():
+    groups = course_of([0.0] * 12).groups
+    whole, slower = Timed((Answer(num_tokens=64),), 1.8, {}), Timed((Answer(num_tokens=64),), 2.0, {})
+    broken = Timed((Answer(num_tokens=1),), 0.1, {})
+    pairs = [Pair(group, whole, slower, ()) for group in groups[:-1]] + [Pair(groups[-1], broken, slower, ())]
+    assert interval([("a", *pair.seconds()) for pair in pairs], None).value == pytest.approx(2.0 / 1.8, rel=0.01)
 
 
 @pytest.mark.parametrize(
