@@ -85,7 +85,8 @@ class Soak:
             for task in beside:
                 task.cancel()
             ended = await asyncio.gather(*beside, return_exceptions=True)
-            faults.problems += [f"{type(e).__name__}: {e}" for e in ended if isinstance(e, Exception)]
+            if not was_killed:  # else a sample of its resources may have been under way
+                faults.problems += [f"{type(e).__name__}: {e}" for e in ended if isinstance(e, Exception)]
             last = await self._drained(http, faults) if self.crash is None else None
             if self.crash is None:
                 self._latest = await self._counts(http)
