@@ -145,13 +145,12 @@ async def measure(
     sides: tuple[Side, Side],
     course: Course,
     limit: float,
-    advance: Callable[[Group | None], None],
+    advance: Callable[[Group], None],
     is_known: Callable[[Course], bool],
 ) -> None:
     """Run a course until `is_known`, called at each look, or its groups or `limit` seconds are over.
 
-    What is measured stands in `course`, also if the run is interrupted.  `advance` is called after each group, and
-    before the first one with None, once the length of answers is known.
+    What is measured stands in `course`, also if the run is interrupted.  `advance` is called after each group.
     """
     try:
         async with asyncio.timeout(limit):
@@ -175,7 +174,7 @@ async def _measure(
     sides: tuple[Side, Side],
     course: Course,
     limit: float,
-    advance: Callable[[Group | None], None],
+    advance: Callable[[Group], None],
     is_known: Callable[[Course], bool],
 ) -> None:
     began = time.perf_counter()
@@ -184,7 +183,6 @@ async def _measure(
         course.seconds = time.perf_counter() - began
     if course.max_tokens is None:
         course.max_tokens = await _fitting_length(sides, course, began + limit)
-    advance(None)
     warmed = time.perf_counter()
     course.seconds = warmed - began
     for number, group in enumerate(course.groups, 1):

@@ -73,11 +73,11 @@ def bench(
     field: other clients notice nothing, and nothing of it is remembered. With two, each prompt is sent to both, and the
     ratio is that of the first to the second (docs/measuring.md has the launch lines).
 
-    Each prompt goes once, untimed, into the prefix cache; then both sides answer it, in random order. The run ends once
-    the interval of the ratio excludes 1 and is narrow enough (--within), or lies between 0.97 and 1.03. At
-    --minutes, or with the last prompt, a line says how many more would be needed. The intervals allow for a look after
-    every few prompts: of runs between sides that do not differ about 5% name one. Ctrl-C, or a server that fails,
-    prints what was measured.
+    Each prompt goes once, untimed, into the prefix cache; then both sides answer it, in random order. Before, a short
+    pair or two tell how long answers may be, unless --max-tokens does. The run ends once the interval of the ratio
+    excludes 1 and is narrow enough (--within), or lies between 0.97 and 1.03. At --minutes, or with the last prompt, a
+    line says how many more would be needed. The intervals allow for a look after every few prompts: of runs between
+    sides that do not differ about 5% name one. Ctrl-C, or a server that fails, prints what was measured.
 
     A line of PROMPTS is a JSON object with "prompt", or with "messages" as in OpenAI chat requests and logs; its kind
     is "kind", or else the file's name, and the table has a row for each. A "prompt" is sent as a chat if the model has
@@ -192,11 +192,10 @@ class Run:
                 bar.console.print(remark_text(f"{found.prompts} prompts, {course.seconds:.0f} s: {found.ratio}"))
                 return requests.until == "decided" and is_known(course, requests.within)
 
-            def advance(group: Group | None) -> None:
-                if group is not None:
-                    bar.update(task, description=group.kind, advance=1)
-                elif requests.max_tokens is None:
+            def advance(group: Group) -> None:
+                if requests.max_tokens is None and not bar.tasks[task].completed:
                     fitted = f"answers of at most {course.max_tokens} tokens, to fit into the minutes (--max-tokens)"
                     bar.console.print(remark_text(fitted))
+                bar.update(task, description=group.kind, advance=1)
 
             await measure(sides, course, 60 * requests.minutes, advance, known)

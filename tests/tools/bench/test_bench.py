@@ -51,9 +51,9 @@ def kind_of(prompt: str) -> str:
 def test_each_prompt_is_warmed_and_answered_in_both_modes_in_turn(server, prompts):
     with server.running() as url:
         found = stated("bench", url, prompts, "--until", "end")
-    asked = server.requests[1:]  # the first one is of the short pair that answers are fitted by
-    assert len(asked) == 72
-    triples = [asked[place : place + 3] for place in range(0, 72, 3)]
+    sent = server.requests[1:]  # the first one is of the short pair that answers are fitted by
+    assert len(sent) == 72
+    triples = [sent[place : place + 3] for place in range(0, 72, 3)]
     orders = Counter(tuple(what for what, _ in triple) for triple in triples)
     assert set(orders) == {("warm", "on", "off"), ("warm", "off", "on")}
     assert all(len({prompt for _, prompt in triple}) == 1 for triple in triples)

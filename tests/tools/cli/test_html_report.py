@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.text import Text
 
-from specplug.tools.bench.report import Ratio
+from specplug.tools.bench.ratio import Ratio
 from specplug.tools.cli.html_report import without_keys, write_report
 from specplug.tools.cli.output import table
 from tests.tools.bench.server import FakeServer
