@@ -256,10 +256,13 @@ def pool(expected: NDArray[np.float64]) -> Sequence[NDArray[np.int64]]:
     order = np.argsort(expected, kind="stable")
     order = order[expected[order] > 0]
     groups: list[list[int]] = [[]]
-    for outcome in order.tolist():
-        if expected[groups[-1]].sum() >= MIN_EXPECTED:
+    due = 0.0  # expected by the last group
+    for outcome, share in zip(order.tolist(), expected[order].tolist(), strict=True):
+        if due >= MIN_EXPECTED:
             groups.append([])
+            due = 0.0
         groups[-1].append(outcome)
-    if len(groups) > 1 and expected[groups[-1]].sum() < MIN_EXPECTED:
+        due += share
+    if len(groups) > 1 and due < MIN_EXPECTED:
         groups[-2] += groups.pop()
     return [np.array(group, dtype=np.int64) for group in groups]

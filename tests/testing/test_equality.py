@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from specplug.errors import ContractError
-from specplug.testing.equality import MIN_EXPECTED, g_test, g_test_power, judge_greedy
+from specplug.testing.equality import MIN_EXPECTED, g_test, g_test_power, judge_greedy, pool
 
 VOCAB, END = 6, 5
 
@@ -156,6 +156,15 @@ def test_small_cells_are_pooled():
     assert MIN_EXPECTED == 5.0
     pooled = g_test([90, 2, 3, 5], [0.9, 0.04, 0.03, 0.03])
     assert pooled == pytest.approx(g_test([92, 8], [0.94, 0.06]))
+
+
+def test_cells_of_a_whole_vocabulary_are_as_small_as_may_be():
+    expected = 1000 * np.random.default_rng(0).dirichlet(np.full(50_000, 0.01))
+    cells = pool(expected)
+    assert sorted(np.concatenate(cells).tolist()) == np.flatnonzero(expected).tolist()
+    assert all(expected[cell].sum() > MIN_EXPECTED - 1e-9 for cell in cells)
+    assert all(expected[cell[:-1]].sum() < MIN_EXPECTED + 1e-9 for cell in cells[:-1])
+    assert len(cells) > 20
 
 
 def test_a_single_cell_tests_nothing():
