@@ -90,7 +90,7 @@ class Pair:
     def seconds(self) -> tuple[float, float]:
         """Return the seconds in which each side makes equally many tokens, the tested side's first, if it is whole.
 
-        Where the answers of one side are shorter, as texts part, these are its tokens.
+        If texts part and the answers of one side are shorter, both sides' seconds are scaled to its tokens.
         """
         assert self.tested is not None
         assert self.baseline is not None
@@ -206,10 +206,11 @@ async def _measure(
 
 
 async def _fitting_length(sides: tuple[Side, Side], course: Course, end: float) -> int:
-    """Return how long answers may be, so that there is time for all groups, or `ENOUGH`, by a short pair or two.
+    """Return the most tokens of an answer for which there is time for all groups, or for `ENOUGH` of them.
 
-    The second one is for servers that compile in the first.  They are of the last groups, which a slow server does not
-    reach.  One that fails is reported, and answers are as short as may be.
+    One or two short pairs are measured for it, the second one because a server may compile in the first.  They are
+    taken from the last groups, which a slow server does not reach.  If one fails, it is reported, and the shortest
+    length is returned.
     """
     shortest, longest = LENGTHS
     found = shortest
