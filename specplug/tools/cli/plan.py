@@ -37,7 +37,7 @@ class Source:
     metrics: str | None = option(None, "Acceptance from a vLLM or SGLang server.", metavar="URL")
     interval: float | None = option(None, "Seconds between two scrapes; by default one scrape, the totals.", min=0.1)
 
-    def read(self, gamma: int) -> list[DraftAcceptance]:
+    def read(self, gamma: int, operator_key: str | None) -> list[DraftAcceptance]:
         """Return the acceptance from the one option that is named; that of both drafters comes after each alone."""
         options = {
             "--acceptance": self.acceptance,
@@ -56,7 +56,7 @@ class Source:
         if self.metrics is not None:
             from specplug.tools.forecast.scraped import read_metrics
 
-            return [read_metrics(self.metrics, self.interval)]
+            return [read_metrics(self.metrics, self.interval, operator_key)]
         if self.replay is not None:
             return read_replay(self.replay)
         if self.positions is not None:
@@ -205,7 +205,7 @@ def plan(
     overhead = (0.02 if step.measured is None else 0.0) if drafts.overhead is None else drafts.overhead
     model = drafts.model(target, roofline)
     memory = None if model is None else model.memory(batches[-1])
-    acceptances = source.read(drafts.gamma)
+    acceptances = source.read(drafts.gamma, operator_key)
     per_token = drafts.per_token(model, roofline)
     options: dict[str, Any] = {"draft_cost": per_token, "overhead": overhead, "padded": drafts.padded}
     forecasts = [forecast(each, step.cost, batches, drafts.gamma, **options) for each in acceptances]

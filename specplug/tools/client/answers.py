@@ -171,6 +171,7 @@ class ServedEngine(BaseModel):
 
     engine: Count = 0
     max_draft_length: Count = 0
+    trees: bool = False
     scheduler: _ServedScheduler
     workers: list[_ServedWorker]
 

@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, TypeVar
@@ -18,7 +19,7 @@ from pydantic import TypeAdapter
 
 from specplug.errors import EngineError, describe
 from specplug.tools.client.figures import MEMORY, Samples, read_samples
-from specplug.tools.client.http import ServerClient
+from specplug.tools.client.http import Refused, ServerClient
 from specplug.tools.client.interrupt import run_interruptible
 from specplug.tools.forecast.acceptance import DraftAcceptance, acceptance_for, acceptance_of_counts
 
@@ -36,17 +37,24 @@ PATIENCE = 10.0
 """Seconds within which the metrics must have been answered."""
 
 
-def read_metrics(url: str, interval: float | None = None) -> DraftAcceptance:
+def read_metrics(url: str, interval: float | None = None, operator_key: str | None = None) -> DraftAcceptance:
     """Scrape a server once for its totals, or twice for the counts of an interval in seconds.
 
-    A server without such metrics, or that has drafted nothing, raises `EngineError`.
+    A server without such metrics, that has drafted nothing, or whose status says that it verifies trees raises
+    `EngineError`.
     """
     url = url.rstrip("/").removesuffix("/metrics").rstrip("/")
     before: Samples = {}
     if interval is not None:
         before = _served(url, read_samples)
         time.sleep(interval)
-    return acceptance_of(_served(url, read_samples), before, f"{url}/metrics")
+    found = acceptance_of(_served(url, read_samples), before, f"{url}/metrics")
+    with suppress(Refused):  # a server without specplug, or one whose operator's key is another
+        status = _served(url, ServerClient.status, operator_key)
+        if any(engine.trees for engine in status.engines):
+            remedy = "Launch it with --speculative-eagle-topk 1, or let specplug bench measure it"
+            raise EngineError.build("a plan is for chains", who=url, found="a server of trees", remedy=remedy)
+    return found
 
 
 def read_costs(source: str, operator_key: str | None = None) -> list[StepCost]:

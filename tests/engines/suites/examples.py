@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from typer.testing import CliRunner
 
+from specplug.tools.bench.run import LENGTHS
 from specplug.tools.cli.app import app
 from specplug.tools.demo.tasks import make_tasks
 from tests.embedding_server import recording
@@ -164,7 +165,7 @@ class ExamplesSuite:
         lines += [{"messages": [{"role": "user", "content": task.prompt}], "kind": "chats"} for task in tasks[6:]]
         path = tmp_path / "edits.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        arguments = ["--concurrency", "2", "--max-tokens", "24", "--minutes", "5", "--json"]
+        arguments = ["--concurrency", "2", "--minutes", "5", "--json"]
         result = CliRunner().invoke(app, ["bench", server.url, str(path), *arguments])
         assert result.exit_code == 0, result.output
         found = json.loads(result.stdout)
@@ -172,6 +173,7 @@ class ExamplesSuite:
         assert (found["texts"]["compared"], found["texts"]["identical"]) == (10, 10)
         assert found["errors"] == []
         assert course["ended"] in ("prompts", "decided")
+        assert LENGTHS[0] <= course["max_tokens"] <= LENGTHS[1], "fitted to the minutes"
         first, *kinds = course["rows"]
         assert {row["kind"]: row["prompts"] for row in kinds} == {"edits": 6, "chats": 4}
         assert first["baseline"]["tokens_per_second"] > 0

@@ -12,6 +12,7 @@ from specplug.operator.prometheus import register
 from specplug.tools.client.figures import parse
 from specplug.tools.forecast.scraped import acceptance_of, read_metrics
 from tests.test_metrics import STEP, recorded
+from tests.tools.client.servers import LocalServer
 from tests.tools.forecast.metrics import SGLANG, SGLANG_PLAIN, SGLANG_TREES, VLLM, answering
 
 
@@ -122,6 +123,18 @@ def test_a_server_is_scraped_twice_for_an_interval():
     after = VLLM.replace('position="0"} 3.0', 'position="0"} 5.0').replace("} 4.0", "} 6.0")
     with answering(VLLM, after) as url:
         assert read_metrics(url, 0.1).survival == (1.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("trees", [False, True])
+def test_a_server_of_trees_is_refused(trees):
+    scheduler = {"control": {"mode": "on"}}
+    status = {"engines": [{"trees": trees, "scheduler": scheduler, "workers": []}]}
+    with LocalServer({"/metrics": specplug_text(STEP), "/specplug/status": status}).running() as url:
+        if not trees:
+            assert read_metrics(url) == acceptance_of(parse(specplug_text(STEP), url), {}, f"{url}/metrics")
+            return
+        with pytest.raises(EngineError, match=r"a plan is for chains; .*found a server of trees.*eagle-topk 1"):
+            read_metrics(url)
 
 
 def test_an_address_without_metrics_is_refused():
