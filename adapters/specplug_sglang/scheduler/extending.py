@@ -29,7 +29,8 @@ from specplug.types.tensors import on_device
 from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.scheduler.engine_workers import PlannedWorker
 from specplug_sglang.scheduler.worker import extra_context_len
-from specplug_sglang.verification.trees import choose_operations, cut
+from specplug_sglang.verification.operations import choose_operations
+from specplug_sglang.verification.trees import cut
 
 _workers: WeakKeyDictionary[Any, ExtendedWorker] = WeakKeyDictionary()
 """By the target's worker, the one that drafts for it."""

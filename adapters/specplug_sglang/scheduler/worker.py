@@ -36,7 +36,7 @@ from specplug_sglang.scheduler.grammar import shorten_rollbacks
 from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.verification import acceptance, attention
 from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths
-from specplug_sglang.verification.trees import choose_operations
+from specplug_sglang.verification.operations import choose_operations
 
 
 class SpeculativeWorker(BaseSpecWorker):

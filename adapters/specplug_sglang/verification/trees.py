@@ -13,10 +13,8 @@ next step sees the newest tokens however far ahead the host is.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -238,20 +236,3 @@ def append(
     table.tokens[slots[:, None], positions.clamp_(max=table.tokens.shape[1] - 1)] = emitted.to(table.tokens.dtype)
     last = emitted.gather(1, (accept_lens - 1)[:, None].long())
     return Accepted(emitted.flatten(), before + accept_lens, last.flatten().to(torch.int32))
-
-
-def choose_operations(table: TokenTable) -> ModuleType:
-    """Return the module whose `verification` and `append` suit the token table's device; compile its kernels."""
-    device = table.tokens.device
-    operations = sys.modules[__name__]
-    if device.type == "cuda":
-        from specplug_sglang.verification import kernels
-
-        operations = kernels
-    rows = torch.empty(0, dtype=torch.int64, device=device)
-    for has_parents in (False, True):
-        draft = Draft.allocate(0, 1, device=device, trees=has_parents)
-        operations.verification(draft, table, rows, rows, table.tokens)
-    counts = rows.int()
-    operations.append(table, rows, rows, counts, counts.view(0, 1), counts)
-    return operations
