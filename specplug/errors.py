@@ -154,7 +154,24 @@ def traceback_of(error: BaseException) -> str:
     return _shortened(text.rstrip(), from_end=True)
 
 
-_traceback = BaseException.__dict__["__traceback__"].__get__
+def drop_traceback(error: BaseException) -> None:
+    """Take the tracebacks of a contained exception and of what led to it, whatever its own methods and attributes do.
+
+    Their frames have callers, whose locals are the step's tensors.  An exception that a future holds is part of a
+    cycle with the frame that asked for it, so that these tensors would stay until the next full garbage collection.
+    """
+    waiting: list[BaseException | None] = [error]
+    seen = set()
+    while waiting:
+        found = waiting.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            _members["__traceback__"].__set__(found, None)
+            waiting += [_members[name].__get__(found) for name in ("__cause__", "__context__")]
+
+
+_members = BaseException.__dict__
+_traceback = _members["__traceback__"].__get__
 
 
 def _type_name(value: object) -> str:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from specplug.errors import ContractError, describe, ends_process, text_of, traceback_of
+from specplug.errors import ContractError, describe, drop_traceback, ends_process, text_of, traceback_of
 
 logger = logging.getLogger("specplug")
 
@@ -101,17 +101,19 @@ class FaultGuard:
         """Run any other action; return whether it succeeded.  Only exceptions that end the process propagate."""
         try:
             action()
-        except LateDraft as error:
-            self._fault("late", f"its draft is late, since {text_of(error)}")
-        except ContractError as error:
-            self._fault("malformed", text_of(error))
         except BaseException as error:
             if ends_process(error):
                 raise
-            self._fault("raised", f"it raised {describe(error)}", traceback_of(error))
-        else:
-            return True
-        return False
+            kind = type(error)  # the exception's own `__class__` may raise
+            if issubclass(kind, LateDraft):
+                self._fault("late", f"its draft is late, since {text_of(error)}")
+            elif issubclass(kind, ContractError):
+                self._fault("malformed", text_of(error))
+            else:
+                self._fault("raised", f"it raised {describe(error)}", traceback_of(error))
+            drop_traceback(error)
+            return False
+        return True
 
     def _fault(self, kind: str, what: str, trace: str = "") -> None:
         self._note(kind, f"{what}. This can cost speed, never the text", trace)

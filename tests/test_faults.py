@@ -9,11 +9,15 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections import Counter
+from concurrent.futures import Future
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import Tensor
 
 from specplug.errors import ContractError, PluginError, quote, text_of
 from specplug.faults import FaultGuard, LateDraft, status_of
@@ -291,3 +295,47 @@ def test_a_fault_while_it_is_off_is_counted_and_does_not_prolong_the_cool_down(g
     guard.call(breaks)
     assert guard.counts == {"raised": 4, "switched off": 1}
     assert steps(guard, [works] * 3) == [OFF, OFF, ON]
+
+
+def raised_in_time() -> None:
+    raise ValueError("planted")
+
+
+def raised_by_a_future() -> None:
+    """The future holds the exception, whose traceback holds this frame, which holds the future."""
+    future: Future[None] = Future()
+    future.set_exception(ValueError("planted"))
+    future.result()
+
+
+def raised_because_of_another() -> None:
+    try:
+        raised_by_a_future()
+    except ValueError as error:
+        raise LateDraft("planted") from error
+
+
+def raised_after_another() -> None:
+    try:
+        raised_by_a_future()
+    except ValueError:
+        raise ContractError("planted")  # noqa: B904
+
+
+@pytest.mark.parametrize(
+    "action", [raised_in_time, raised_by_a_future, raised_because_of_another, raised_after_another]
+)
+def test_a_contained_fault_keeps_none_of_the_steps_tensors(action):
+    """Else logits of a large vocabulary stay until the next full garbage collection, on a GPU too."""
+
+    def step() -> weakref.ref[Tensor]:
+        logits = torch.zeros(2)
+        assert not FaultGuard("x").call(action)
+        return weakref.ref(logits)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert step()() is None
+    finally:
+        gc.enable()

@@ -164,7 +164,7 @@ class Segment:
 
     def find(self, name: str, corpus: str | None = None) -> list[int]:
         """Return the documents with a name, in the order of the segment; with `corpus`, only those of that corpus."""
-        data = name.encode()
+        data = name.encode(errors="surrogatepass")  # no document has a name that is not Unicode
         wanted = np.uint64(name_hash(data))
         first, end = (int(np.searchsorted(self.name_hashes, wanted, side)) for side in ("left", "right"))  # type: ignore[call-overload]
         found = (int(index) for index in self.name_order[first:end])

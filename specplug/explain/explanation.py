@@ -108,7 +108,9 @@ def rows_of(path: str | Path, request: str, tenant: str | None = None, newest: i
     ]
     if len(keys) == 1:
         ((name, owner),) = keys
-        return [row for row in read_trace(path, name, newest) if row.tenant == owner]
+        if rows := [row for row in read_trace(path, name, newest) if row.tenant == owner]:
+            return rows
+        keys = []  # the trace grew meanwhile, and its newest part no longer holds the request
     names = [f"{name} (tenant {owner!r})" if owner else name for name, owner in reversed(keys[-_MOST_LISTED:])]
     raise TraceError.build(
         "several requests of the trace have such an id" if keys else "no such request in the trace",

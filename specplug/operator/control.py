@@ -25,6 +25,7 @@ logger = logging.getLogger("specplug")
 Mode = Literal["on", "off"]
 _MAX_BYTES = 65536  # the scheduler reads the file between two steps, so it must be short
 _Signature = tuple[int, int, int]
+_UNREAD: _Signature = (0, 0, 0)  # that a file was there which could not be read
 
 
 class Order(BaseModel):
@@ -113,18 +114,21 @@ class OperatorControl:
                 self._change(self._start, None, "start-up, as the control file is gone")
             return
         except OSError as error:
+            self._seen = self._seen and _UNREAD
             self._report(f"cannot look at the control file; found {error.strerror}")
             return
         signature = (status.st_mtime_ns, status.st_size, status.st_ino)  # the inode detects a file moved over it
         if signature == self._seen:
             return
         self._seen = signature
-        self._file_error = None
         try:
             order = parse_order(_load(self._path, stat.S_ISREG(status.st_mode)), str(self._path))
         except SettingsError as error:
+            if isinstance(error.__cause__, OSError):  # it may be readable at the next look, with the same signature
+                self._seen = _UNREAD
             self._report(str(error))
         else:
+            self._file_error = None
             self._change(order.mode or self._start, order.num_speculative_tokens, "control file")
 
     def _report(self, what: str) -> None:

@@ -97,6 +97,7 @@ async def set_mode(request: Request) -> dict[str, Any]:
 
 async def list_corpora(request: Request) -> dict[str, Any]:
     """Answer `GET /specplug/corpora`."""
+    _require_known(request, "tenant")
     return await _answered(find_server(request).corpora.list_corpora(request.query_params.get("tenant")))
 
 
@@ -111,6 +112,7 @@ async def add_corpus(request: Request) -> dict[str, Any]:
 
 async def remove_corpus(request: Request) -> dict[str, Any]:
     """Answer `DELETE /specplug/corpora/{name}`."""
+    _require_known(request, "tenant", several="document")  # else a misspelt key would remove the whole corpus
     query = request.query_params
     name = request.path_params["name"]
     return await _answered(
@@ -121,6 +123,7 @@ async def remove_corpus(request: Request) -> dict[str, Any]:
 async def explain(request: Request) -> Explanation | Requests:
     """Answer `GET /specplug/explain`: one answer, or the slowest and the worst drafted ones."""
     explainer = find_server(request).explainer
+    _require_known(request, "request", "tenant", "limit")
     query = request.query_params
     own, _ = explainer.reader(request.headers.raw)
     tenant = own or query.get("tenant")
@@ -164,6 +167,14 @@ def find_server(request: Request) -> OperatedServer:
     if server is None:
         raise HTTPException(404, "specplug is not enabled on this server; start it with flags that name it")
     return server
+
+
+def _require_known(request: Request, *keys: str, several: str = "") -> None:
+    """Refuse other keys of the query than these, and those given twice, except `several`."""
+    given = [key for key, _ in request.query_params.multi_items() if key != several]
+    if wrong := sorted({key for key in given if key not in keys or given.count(key) > 1}):
+        expected = f"{', '.join(keys)}, once each" + f", and {several}, any number of times" * bool(several)
+        raise HTTPException(400, f"bad query; found {', '.join(map(repr, wrong))}; expected {expected}")
 
 
 async def _answered(pending: Awaitable[T]) -> T:

@@ -8,7 +8,7 @@ or not a draft token came from the prediction; what drafting gained is in the co
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -26,15 +26,41 @@ _RUN = 3
 _current: ContextVar[Predicted | None] = ContextVar("specplug_predicted", default=None)
 
 
+class _Runs:
+    """Where runs of `size` tokens end in a prediction, sorted by the run, so that no answer scans the prediction."""
+
+    def __init__(self, prediction: npt.NDArray[np.int32], size: int) -> None:
+        self._ids, numbers = np.unique(prediction, return_inverse=True)
+        keys = np.zeros(len(prediction) - size + 1, np.int64)
+        for place in range(size):
+            keys = keys * len(self._ids) + numbers[place : place + len(keys)]
+        order = np.argsort(keys, kind="stable")
+        self._keys = keys[order]
+        self.ends = order + size - 1
+
+    def find(self, run: Iterable[int]) -> tuple[int, int]:
+        """Return the part of `ends` that belongs to a run, from the first place to behind the last; (0, 0) if none."""
+        key = 0
+        for token in run:
+            number = int(np.searchsorted(self._ids, token))
+            if number == len(self._ids) or self._ids[number] != token:
+                return 0, 0
+            key = key * len(self._ids) + number
+        begin, end = np.searchsorted(self._keys, [key, key + 1])
+        return int(begin), int(end)
+
+
 class _Followed:
     """Tokens of a prediction that one completion has repeated."""
 
-    def __init__(self, prediction: npt.NDArray[np.int32]) -> None:
+    def __init__(self, prediction: npt.NDArray[np.int32], runs: Callable[[], _Runs]) -> None:
         self._prediction = prediction
+        self._runs = runs
         self._seen = np.zeros(len(prediction), np.bool_)
         self._newest: deque[int] = deque(maxlen=min(_RUN, len(prediction)))
         self._next = 0  # the place after the last token that was followed; -1 after a difference
         self._num_unmatched = 0  # newest tokens that are not counted
+        self._unseen: dict[int, int] = {}  # by the begin of a run's part: the first place that may not be seen yet
         self.count = 0
 
     def extend(self, token_ids: Iterable[int]) -> None:
@@ -55,14 +81,15 @@ class _Followed:
 
     def _found(self) -> int:
         """Return the place of the newest token in the first run like the newest tokens not yet seen, or -1."""
-        size = self._newest.maxlen or 0
-        if len(self._newest) < size or not size:
+        if not self._newest or len(self._newest) < (self._newest.maxlen or 0):
             return -1
-        ends = np.flatnonzero(self._prediction[size - 1 :] == self._newest[-1]) + size - 1
-        for back in range(1, size):
-            ends = ends[self._prediction[ends - back] == self._newest[-1 - back]]
-        fresh = ends[~self._seen[ends]]
-        return int(fresh[0]) if len(fresh) else -1
+        runs = self._runs()
+        begin, end = runs.find(self._newest)
+        place = self._unseen.get(begin, begin)
+        while place < end and self._seen[runs.ends[place]]:
+            place += 1
+        self._unseen[begin] = place
+        return int(runs.ends[place]) if place < end else -1
 
 
 class Predicted:
@@ -70,6 +97,7 @@ class Predicted:
 
     def __init__(self) -> None:
         self._prediction: npt.NDArray[np.int32] | None = None
+        self._sorted: _Runs | None = None
         self._completions: dict[Hashable, _Followed] = {}
 
     def read(self, extra_args: Mapping[str, Any] | None) -> None:
@@ -83,8 +111,15 @@ class Predicted:
         """Take in further tokens of a completion; without a prediction, do nothing."""
         if self._prediction is not None:
             if completion not in self._completions:
-                self._completions[completion] = _Followed(self._prediction)
+                self._completions[completion] = _Followed(self._prediction, self._runs)
             self._completions[completion].extend(token_ids)
+
+    def _runs(self) -> _Runs:
+        """Return the runs of the prediction, sorted at the first completion that departs from it."""
+        assert self._prediction is not None
+        if self._sorted is None:
+            self._sorted = _Runs(self._prediction, min(_RUN, len(self._prediction)))
+        return self._sorted
 
     def details(self) -> dict[str, int]:
         """Return the fields of `usage.completion_tokens_details`; none without a prediction."""

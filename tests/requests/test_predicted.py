@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.requests import wire
-from specplug.requests.predicted import Predicted
+from specplug.requests.predicted import _RUN, Predicted
 from specplug.types.request import Reference, RequestOptions
 
 PREDICTION = list(range(10, 30))
@@ -74,3 +74,31 @@ def test_pieces_change_nothing_and_counts_add_up(prediction, completion, data):
     assert whole.details() == pieces.details()
     assert accepted + rejected == len(prediction)
     assert 0 <= accepted <= min(len(completion), len(prediction))
+
+
+def scanned(prediction: list[int], completion: list[int]) -> int:
+    """Return the tokens that a completion contains, by a scan of the prediction at each token that departs."""
+    size = min(_RUN, len(prediction))
+    seen = [False] * len(prediction)
+    following = 0
+    unmatched = 0
+    for end, token in enumerate(completion, 1):
+        place = following
+        if 0 <= place < len(prediction) and prediction[place] == token:
+            seen[place] = True
+        else:
+            run = completion[max(0, end - size) : end]
+            ends = range(size - 1, len(prediction))
+            alike = (each for each in ends if prediction[each + 1 - size : each + 1] == run and not seen[each])
+            place = next(alike, -1)
+            unmatched = min(unmatched + 1, size)
+            for each in range(max(0, place + 1 - unmatched), place + 1):
+                seen[each] = True
+        unmatched = 0 if place >= 0 else unmatched
+        following = place + 1 if place >= 0 else -1
+    return sum(seen)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.lists(st.integers(0, 3), max_size=60))
+def test_runs_that_are_sorted_find_what_a_scan_finds(prediction, completion):
+    assert counted(prediction, completion)[0] == scanned(prediction, completion)

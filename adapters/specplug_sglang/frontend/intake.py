@@ -91,7 +91,9 @@ def _generate_request(
 
 
 def _client(request: Any) -> clients.RequestClient | None:
-    return None if request is None else clients.RequestClient(request.headers.raw)
+    """Return the client of an HTTP request; None without one, and for requests of the gRPC bridge, whose headers differ."""
+    raw = None if request is None else getattr(request.headers, "raw", None)
+    return None if raw is None else clients.RequestClient(raw)
 
 
 async def _served(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -105,7 +106,7 @@ def shown_intake(found: dict[str, Any], *, sync: bool) -> Iterator[Table | str]:
 
 def _corpora(sources: Sequence[str], name: str | None) -> dict[str, list[str]]:
     for source in sources:
-        if source != STDIN and not Path(source).exists():
+        if source != STDIN and not os.path.exists(source):
             raise CorpusError.build("no such source", found=repr(source), expected="a file, a folder, or '-'")
     if name is not None:
         return {name: list(sources)}

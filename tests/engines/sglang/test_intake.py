@@ -203,3 +203,11 @@ def test_requests_without_a_body_keep_their_fields():
         intake._handle_request(handle_request, serving, SimpleNamespace(custom_params=given), SimpleNamespace())
     )
     assert found is given
+
+
+def test_requests_of_the_grpc_bridge_have_no_client():
+    from sglang.srt.entrypoints.grpc_bridge import _GrpcRequest
+
+    from specplug_sglang.frontend import intake
+
+    assert intake._client(_GrpcRequest({"authorization": "Bearer a"})) is None
