@@ -20,15 +20,7 @@ from tests.soak.truth import SAMPLING, Size
 PROPOSERS = ("oracle", "raises", "garbage", "slow", "retrieval")
 BLOCK = 32
 
-ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
-"""Buffers of a step are unmapped when they are freed.
-
-Else glibc keeps those below 32 MiB in its heap.  On a CPU the logits are among them, whose sizes differ with the drafts
-of each step, so that the heap fragments: it grows while what is in use does not.
-"""
-
 VLLM_VARIABLES = {
-    **ALLOCATION,
     "VLLM_SERVER_DEV_MODE": "1",  # which has the route that empties the prefix cache
     # Else oneDNN keeps a kernel for each of the last 1,024 shapes of a batch, and vLLM's worker grows for an hour,
     # with specplug and without.
@@ -139,7 +131,7 @@ class SglangTarget(Target):
 
     def soaked(self, store: Path) -> Configuration:
         launch = importlib.import_module("tests.engines.sglang.launch")
-        given = {**ALLOCATION, "SPECPLUG_CONFIG": json.dumps(settings(store, self.mode))}
+        given = {"SPECPLUG_CONFIG": json.dumps(settings(store, self.mode))}
         small = {"max_total_tokens": self.cache, "schedule_conservativeness": 0.1, "log_level_http": "warning"}
         return launch.configuration("SPECPLUG", sampling=True, environment=given, **self._served(), **small)
 
