@@ -81,9 +81,10 @@ also have modules, signatures and the versions of single symbols.
 A *patched* function is replaced in the running process by one of specplug's that calls it; no file of the engine
 changes. What a part *relies on* it calls, reads, or overrides in a class of its own: the column counts the symbols.
 
-**A server without specplug's flag** has the patches of vLLM's configuration and of `init_speculator`, or on SGLang
-those of [hooks.py](../adapters/specplug_sglang/hooks.py) and `check_server_args`. They read the server's arguments
-and call the engine's function unchanged. All others come with the flag, and each part's only if a server uses it.
+**A server without specplug's flag** has the patches of vLLM's configuration, of `init_speculator` and of
+`WorkerWrapperBase.init_device`, or on SGLang those of [hooks.py](../adapters/specplug_sglang/hooks.py) and
+`check_server_args`. They read the server's arguments and call the engine's function unchanged. All others come with the flag, and
+each part's only if a server uses it.
 
 ## vLLM
 
@@ -99,8 +100,8 @@ and call the engine's function unchanged. All others come with the flag, and eac
 
 Leave out the flag, and the server runs as without specplug. `pip uninstall specplug` removes the package, its command
 and its entry points, and lists what it removes. What stays is `~/.cache/specplug`, with measured step costs, compiled
-code and the models of demos, and the traces, corpus stores and settings files where you put them. Nothing else is
-written.
+code and the models of demos, what Triton and Hugging Face keep in their caches, and the traces, corpus stores and
+settings files where you put them.
 """
 
 

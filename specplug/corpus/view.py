@@ -48,13 +48,15 @@ class _SeenTenant(NamedTuple):
 class View:
     """A view whose `snapshot` can be refreshed; it keeps segments open, so that only new ones are opened."""
 
-    def __init__(self, root: str | os.PathLike[str], tokenizer: Fingerprint | None) -> None:
+    def __init__(self, root: str | os.PathLike[str], tokenizer: Fingerprint | None, *, readahead: bool = True) -> None:
         """Open a store and read its first snapshot.  Torn tenants and segments are `problems`.
 
+        `readahead` asks the system to read segments into memory.
         What is no store, or one of another tokenizer, raises CorpusError.
         """
         self.root = Path(root)
         self.tokenizer = read_store(self.root, tokenizer)
+        self._readahead = readahead
         self._tenants: dict[Path, _SeenTenant] = {}
         self._logged: frozenset[str] = frozenset()
         self._looking = threading.Lock()
@@ -111,7 +113,7 @@ class View:
         problems = []
         for entry in manifest.segments:
             try:
-                segment = opened.get(entry) or tenant.open(entry, readahead=True)
+                segment = opened.get(entry) or tenant.open(entry, readahead=self._readahead)
                 found.append((entry, segment))
             except Exception as error:  # any error affects only this segment
                 problems.append(_problem(folder / entry.file, error))

@@ -70,7 +70,6 @@ class CorpusAdmin:
         self._root = None if settings.store is None else Path(settings.store)
         self._tokenizer = None if tokenizer is None else wrap(tokenizer)
         self._fingerprint = None if self._tokenizer is None else self._tokenizer.fingerprint
-        self._view: View | None = None
         self._changing = ThreadPoolExecutor(1, thread_name_prefix="specplug-corpora")
         self.max_bytes = settings.max_request_bytes
         self.room = asyncio.Semaphore(_MAX_BODIES)
@@ -115,7 +114,7 @@ class CorpusAdmin:
         documents = self._documents(order, store.tokenizer.vocab_size)
         limit = self._settings.max_tokens
         added = store.add(order.name, documents, tenant=tenant, extend=order.extend, max_tokens=limit)
-        about = {"documents": added.documents, "tokens": added.tokens, "empty": added.empty}
+        about = {name: getattr(added, name) for name in ("documents", "tokens", "empty", "present", "same_name")}
         return {"name": order.name, "tenant": tenant, **about}
 
     def _documents(self, order: AddOrder, vocab_size: int) -> Iterator[Document]:
@@ -151,13 +150,11 @@ class CorpusAdmin:
         for info in store.list():
             if tenant in (None, info.tenant):
                 found.setdefault(info.tenant, []).append(info)
-        if self._view is None:
-            self._view = View(root, self._fingerprint)
-        self._view.refresh()
+        snapshot = View(root, self._fingerprint, readahead=False).snapshot  # not kept: it would hold removed segments
         return about | {
             "tokenizer": store.tokenizer._asdict(),
             "tenants": {name: _tenant_status(infos) for name, infos in found.items()},
-            "problems": list(self._view.snapshot.problems),
+            "problems": list(snapshot.problems),
         }
 
     def _store(self) -> Store:

@@ -1,7 +1,6 @@
 """Prometheus collector for metrics snapshots.
 
-Everything is exported as counters.  Ratios are left to queries, which can take them over a window; docs/metrics.md has
-the recipes.
+Everything is exported as counters.  Ratios are left to queries, which can take them over a window.
 """
 
 from __future__ import annotations

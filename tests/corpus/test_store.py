@@ -198,6 +198,7 @@ REFUSED = [
     (REMOVE, "othre", ["same"], {}, "no such corpus; found 'othre'. Did you mean 'other'"),
     (REMOVE, "c", ["same", "new"], {}, "corpus 'c': no such document; found 'new'"),
     (REMOVE, "c", None, {"tenant": "t"}, "tenant 't': no such corpus; found 'c'. Known: none"),
+    (Store.document, "caf\udce9", None, {}, r"no such document; found 'caf\\udce9'"),
     (Store.document, "sane", None, {}, "no such document; found 'sane'. Did you mean 'same'"),
     (Store.document, "new", None, {"corpus": "c"}, "corpus 'c': no such document; found 'new'"),
     (Store.document, "same", None, {"corpus": "othre"}, "no such corpus; found 'othre'. Did you mean 'other'"),

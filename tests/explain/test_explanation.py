@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from specplug.errors import TraceError
+from specplug.explain import explanation
 from specplug.explain.explanation import BARE, LOST, OWN, explained, rows_of
 from specplug.text.token_texts import decoder, token_texts
 from specplug.text.tokenizers import load_tokenizer
@@ -119,6 +120,12 @@ def traced(tmp_path):
 )
 def test_a_request_is_found_by_the_begin_of_its_id(traced, wanted, tenant, found):
     assert {row.request for row in rows_of(traced, wanted, tenant)} == {found}
+
+
+def test_a_request_that_newer_answers_have_displaced_meanwhile_is_gone(traced, monkeypatch):
+    monkeypatch.setattr(explanation, "read_trace", lambda *_: [])
+    with pytest.raises(TraceError, match="no such request"):
+        rows_of(traced, "exact")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from specplug.errors import SettingsError
+from specplug.operator import control as control_module
 from specplug.operator.control import OperatorControl, Order, parse_order
 from specplug.settings import Settings
 from specplug.settings.model import ControlSettings
@@ -140,6 +142,25 @@ def test_a_malformed_file_changes_nothing_and_is_reported_once(tmp_path, caplog,
     assert re.search(what, server.state()["file_error"])
     write(file, '{"num_speculative_tokens": 6}')
     assert server.ceiling() == 6
+    assert server.state()["file_error"] is None
+
+
+@pytest.mark.parametrize("name", ["stat", "open"])
+def test_a_file_that_could_not_be_read_for_a_while_is_read_then(tmp_path, caplog, monkeypatch, name):
+    file = tmp_path / "control.json"
+    write(file, '{"num_speculative_tokens": 5}')
+    server = control(file, poll=0.0)
+    write(file, '{"mode": "off"}')
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(*((control_module.os, "stat") if name == "stat" else (Path, "open")), refuse)
+        assert [server.ceiling() for _ in range(3)] == [5, 5, 5]
+    assert len(caplog.records) == 1, "once"
+    assert "Permission denied" in caplog.text
+    assert server.ceiling() == 0
     assert server.state()["file_error"] is None
 
 

@@ -136,7 +136,8 @@ def refusal(status: int, does: Any, *args: Any, **stated: Any) -> str:
 def test_texts_and_ids_are_added_listed_and_removed(admin, root):
     documents = ["abc", {"name": "d", "text": "de"}, {"token_ids": [7, 8, 9, 10]}, ""]
     reported = add(admin, name="one", documents=documents)
-    assert reported == {"name": "one", "tenant": "", "documents": 3, "tokens": 9, "empty": 1}
+    known = {"present": 0, "same_name": 0}
+    assert reported == {"name": "one", "tenant": "", "documents": 3, "tokens": 9, "empty": 1, **known}
     assert add(admin, name="one", tenant="acme", documents=["abc"])["tokens"] == 3
     store = Store(root, fingerprint(Letters()))
     assert store.document("one:1").tolist() == list(b"abc")
@@ -152,6 +153,19 @@ def test_texts_and_ids_are_added_listed_and_removed(admin, root):
     assert remove(admin, "one", "d")["tokens"] == 2
     assert remove(admin, "one") == {"name": "one", "tenant": "", "documents": 2, "tokens": 7}
     assert listed(admin) == {"acme": {"one": 3}}
+
+
+def test_an_extension_tells_of_names_and_texts_that_are_there(admin):
+    add(admin, name="one", documents=["abc"])
+    assert add(admin, name="one", documents=["abc"], extend=True)["present"] == 1
+    assert add(admin, name="one", documents=["de"], extend=True)["same_name"] == 1  # "one:1" as well
+
+
+def test_a_list_keeps_no_segment_open(admin):
+    add(admin, name="one", documents=["abc"])
+    before = set(os.listdir("/proc/self/fd"))
+    assert listed(admin) == {"": {"one": 3}}
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_nothing_is_made_by_looking(admin, root):

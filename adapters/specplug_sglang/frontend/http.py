@@ -108,7 +108,7 @@ def parse_by_token(tokenizer: Any) -> None:
 
     Several of SGLang's parsers of reasoning and tool calls return at most one part of a call for a piece of a stream,
     its name or arguments.  If a piece has more, arguments, calls or content are lost; the list is in
-    ``docs/structured-output.md``.  A later call replaces the tokenizer.
+    ``tests/engines/streamed_parsers.md``.  A later call replaces the tokenizer.
 
     Args:
         tokenizer: the server's; its special tokens are never split, because parsers look for them at once.  None or a

@@ -91,7 +91,7 @@ def _generate_request(
 
 
 def _client(request: Any) -> clients.RequestClient | None:
-    """Return the client of an HTTP request; None without one, and for requests of the gRPC bridge, whose headers differ."""
+    """Return the client of an HTTP request; None without one, and for the gRPC bridge, whose headers are others."""
     raw = None if request is None else getattr(request.headers, "raw", None)
     return None if raw is None else clients.RequestClient(raw)
 

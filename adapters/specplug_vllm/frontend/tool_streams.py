@@ -1,7 +1,7 @@
 """Streamed reasoning and tool calls: vLLM's parsers get the tokens of a step one by one, as they would without drafts.
 
 Several of vLLM's parsers expect one token in each piece of a stream.  If a piece has more, they lose arguments or names
-of calls, or leave markers in the reasoning; the list is in ``docs/structured-output.md``.
+of calls, or leave markers in the reasoning; the list is in ``tests/engines/streamed_parsers.md``.
 """
 
 from __future__ import annotations

@@ -166,6 +166,7 @@ class CorporaSuite:
         own = len(tokenizer().encode(text, add_special_tokens=False))
         stated = {"name": "notes", "documents": [{"name": "ids", "token_ids": list(ids)}, text]}
         added = {"name": "notes", "tenant": "", "documents": 2, "tokens": len(ids) + own, "empty": 0}
+        added |= {"present": 0, "same_name": 0}
         assert (send(server, "POST", body=stated).json, listed(server)) == (added, {"": {"notes": len(ids) + own}})
         wait_for(server, lambda tenants: "notes" in tenants.get("", {}))
         assert self.counted(server, 0)["corpus"] > 0
@@ -176,6 +177,8 @@ class CorporaSuite:
         assert send(server, "DELETE", "/notes?document=ids").json["tokens"] == len(ids)
         assert listed(server)[""] == {"notes": 2 * own}
         assert send(server, "DELETE", "/notes?document=ids").code == 400
+        for mistake in ("?documents=ids", "?tennant=a", "?tenant=a&tenant=b"):
+            assert send(server, "DELETE", f"/notes{mistake}").code == 400
         assert send(server, "DELETE", "/notes").json["documents"] == 2
         assert send(server, "DELETE", "/notes").code == 404
         assert send(server, "DELETE", "/notes?tenant=a%2F..%2Fb").code == 200

@@ -165,7 +165,8 @@ def test_the_readmes_store_serves_requests_that_name_no_tenant(tmp_path, monkeyp
 
 def test_mistakes_are_reported_before_anything_is_made(tmp_path, docs):
     root = tmp_path / "store"
-    assert "no such source" in refused("build", root, docs, tmp_path / "missing", "--tokenizer", "tiny")
+    for missing in (tmp_path / "missing", tmp_path / ("long" * 100)):
+        assert "no such source" in refused("build", root, docs, missing, "--tokenizer", "tiny")
     limited = ("build", tmp_path / "other", docs, "--tokenizer", "tiny", "--max-tokens", "100")
     assert "too much text for one tenant" in refused(*limited)
     assert "two sources are called 'docs'" in refused("build", root, docs, docs, "--tokenizer", "tiny")
