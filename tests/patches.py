@@ -83,8 +83,8 @@ changes. What a part *relies on* it calls, reads, or overrides in a class of its
 
 **A server without specplug's flag** has the patches of vLLM's configuration, of `init_speculator` and of
 `WorkerWrapperBase.init_device`, or on SGLang those of [hooks.py](../adapters/specplug_sglang/hooks.py) and
-`check_server_args`. They read the server's arguments and call the engine's function unchanged. All others come with the flag, and
-each part's only if a server uses it.
+`check_server_args`. They read the server's arguments and call the engine's function unchanged. All others come with the
+flag, and each part's only if a server uses it.
 
 ## vLLM
 
