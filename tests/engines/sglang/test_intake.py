@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -190,8 +191,6 @@ def patched(engine: Any) -> list[str]:
 
 def test_requests_without_a_body_keep_their_fields():
     """These are requests of SGLang's gRPC bridge, where OpenAI's `prediction` is lost."""
-    from types import SimpleNamespace
-
     from specplug_sglang.frontend import intake
 
     async def handle_request(self: Any, request: Any, raw_request: Any) -> Any:
@@ -206,8 +205,7 @@ def test_requests_without_a_body_keep_their_fields():
 
 
 def test_requests_of_the_grpc_bridge_have_no_client():
-    from sglang.srt.entrypoints.grpc_bridge import _GrpcRequest
-
+    """Their headers are a mapping, where those of an HTTP request have the raw ones."""
     from specplug_sglang.frontend import intake
 
-    assert intake._client(_GrpcRequest({"authorization": "Bearer a"})) is None
+    assert intake._client(SimpleNamespace(headers={"authorization": "Bearer a"})) is None
