@@ -120,6 +120,8 @@ class OperatorControl:
         signature = (status.st_mtime_ns, status.st_size, status.st_ino)  # the inode detects a file moved over it
         if signature == self._seen:
             return
+        if self._seen != _UNREAD:  # else its problem has been logged
+            self._file_error = None
         self._seen = signature
         try:
             order = parse_order(_load(self._path, stat.S_ISREG(status.st_mode)), str(self._path))

@@ -140,6 +140,9 @@ def test_a_malformed_file_changes_nothing_and_is_reported_once(tmp_path, caplog,
     assert str(file) in record.getMessage()
     assert re.search(what, record.getMessage())
     assert re.search(what, server.state()["file_error"])
+    write(file, text)
+    assert server.ceiling() == 5
+    assert len(caplog.records) == 2, "the file has changed"
     write(file, '{"num_speculative_tokens": 6}')
     assert server.ceiling() == 6
     assert server.state()["file_error"] is None
