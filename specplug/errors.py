@@ -155,10 +155,10 @@ def traceback_of(error: BaseException) -> str:
 
 
 def drop_traceback(error: BaseException) -> None:
-    """Take the tracebacks of a contained exception and of what led to it, whatever its own methods and attributes do.
+    """Remove the tracebacks of a contained exception and of its causes, whatever its own methods and attributes do.
 
-    Their frames have callers, whose locals are the step's tensors.  An exception that a future holds is part of a
-    cycle with the frame that asked for it, so that these tensors would stay until the next full garbage collection.
+    A traceback keeps its frames and their callers alive, and so the step's tensors.  An exception of a future forms a
+    reference cycle with the frame that waited for it, which only a full garbage collection would free.
     """
     waiting: list[BaseException | None] = [error]
     seen = set()

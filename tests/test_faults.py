@@ -297,7 +297,7 @@ def test_a_fault_while_it_is_off_is_counted_and_does_not_prolong_the_cool_down(g
     assert steps(guard, [works] * 3) == [OFF, OFF, ON]
 
 
-def raised_in_time() -> None:
+def raised_directly() -> None:
     raise ValueError("planted")
 
 
@@ -323,7 +323,7 @@ def raised_after_another() -> None:
 
 
 @pytest.mark.parametrize(
-    "action", [raised_in_time, raised_by_a_future, raised_because_of_another, raised_after_another]
+    "action", [raised_directly, raised_by_a_future, raised_because_of_another, raised_after_another]
 )
 def test_a_contained_fault_keeps_none_of_the_steps_tensors(action):
     """Else logits of a large vocabulary stay until the next full garbage collection, on a GPU too."""

@@ -39,7 +39,7 @@ class _Runs:
         self.ends = order + size - 1
 
     def find(self, run: Iterable[int]) -> tuple[int, int]:
-        """Return the part of `ends` that belongs to a run, from the first place to behind the last; (0, 0) if none."""
+        """Return begin and end of the slice of `ends` that belongs to a run; (0, 0) if the prediction lacks it."""
         key = 0
         for token in run:
             number = int(np.searchsorted(self._ids, token))
