@@ -195,7 +195,7 @@ def run(options: argparse.Namespace, model: str, concurrency: int, **settings: A
             results["ratios"] = report.compared(shown, arms, clocks)
             results["counts"] = {name: report.counts(found, name, differing) for name in found.answers}
             results["left_out"] = found.left_out
-            results["run"] = report.plain(found, differing)
+            results["run"] = report.plain(shown, differing)
             results["differences"] += differing
         if options.fresh and timed and report.OURS in hosts.hosts:
             pairs = fresh(hosts, report.OURS, chats, options.fresh, options.fresh_steps[-1])

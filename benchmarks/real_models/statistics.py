@@ -33,28 +33,36 @@ def seconds(answer: Answer, clock: Clock) -> float:
 def ratios(found: Found, arm: str, other: str, clock: Clock) -> dict[str, Ratio]:
     """Return the ratio of two arms' tokens per second, by kind, and over all kinds under `ALL`.
 
-    A kind's rate is that of all its groups together.  Groups are drawn anew within each kind; both arms answered the
-    same ones, so each draw compares like with like.
+    A kind's rate is that of all its groups together.  Groups are drawn anew within each kind, apart from those of other
+    kinds; both arms answered the same ones, so each draw compares like with like.
     """
+    random = np.random.default_rng(0)
     drawn = {
-        kind: _drawn(found, arm, other, [i for i, each in enumerate(found.kinds) if each == kind], clock)
+        kind: _drawn(found, arm, other, [i for i, each in enumerate(found.kinds) if each == kind], clock, random)
         for kind in dict.fromkeys(found.kinds)
     }
     drawn[ALL] = np.exp(np.mean([np.log(each) for each in drawn.values()], axis=0))
     return {kind: _ratio(each) for kind, each in drawn.items()}
 
 
-def _drawn(found: Found, arm: str, other: str, places: Sequence[int], clock: Clock) -> np.ndarray:
+def _drawn(
+    found: Found, arm: str, other: str, places: Sequence[int], clock: Clock, random: np.random.Generator
+) -> np.ndarray:
     """Return the ratio of all groups, and then those of `DRAWS` draws, as [1 + DRAWS] float64."""
-    draw = np.random.default_rng(0).integers(len(places), size=(DRAWS, len(places)))
-    draw = np.concatenate([np.arange(len(places))[None], draw])
+    draws = _draws(len(places), random)
 
     def rate(name: str) -> np.ndarray:
         answers = [found.answers[name][place] for place in places]
         tokens = np.array([answer.tokens for answer in answers], float)
-        return tokens[draw].sum(1) / np.array([seconds(answer, clock) for answer in answers])[draw].sum(1)
+        times = np.array([seconds(answer, clock) for answer in answers])
+        return np.append(tokens.sum() / times.sum(), tokens[draws].sum(1) / times[draws].sum(1))
 
     return rate(arm) / rate(other)
+
+
+def _draws(count: int, random: np.random.Generator) -> np.ndarray:
+    """Return draws of places, [DRAWS, count - 1] int64; means of one place more would vary too little."""
+    return random.integers(count, size=(DRAWS, max(1, count - 1)))
 
 
 def _ratio(drawn: np.ndarray) -> Ratio:
@@ -65,8 +73,8 @@ def _ratio(drawn: np.ndarray) -> Ratio:
 def over_pairs(values: Sequence[float]) -> Ratio:
     """Return the geometric mean of the ratios of several pairs of servers; pairs are drawn anew for its interval."""
     logs = np.log(np.array(values, float))
-    draw = np.random.default_rng(0).integers(len(logs), size=(DRAWS, len(logs)))
-    return _ratio(np.exp(np.concatenate([[logs.mean()], logs[draw].mean(1)])))
+    draws = _draws(len(logs), np.random.default_rng(0))
+    return _ratio(np.exp(np.append(logs.mean(), logs[draws].mean(1))))
 
 
 def ranked(runs: Sequence[Found], baseline: str, clock: Clock) -> dict[str, float]:

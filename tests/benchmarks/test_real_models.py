@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.real_models import on_gpu, on_vllm, prompts
@@ -65,6 +66,22 @@ def test_a_ratio_is_of_whole_kinds_and_its_mean_is_geometric():
     assert wall["a"].high == pytest.approx(6.0)
     assert ratios(found, "fast", BASELINE, "cpu")["b"].value == pytest.approx(0.5)
     assert best(found, ["slow", "fast"], BASELINE, "wall") == "fast"
+
+
+@pytest.mark.parametrize(("groups", "least"), [(2, 0.8), (4, 0.88)])
+def test_an_interval_over_all_kinds_has_the_true_ratio_nearly_as_often_as_it_says(groups: int, least: float):
+    random = np.random.default_rng(1)
+    kinds = [*"abcdef"] * groups
+    runs = 200
+
+    def arm() -> list[Answer]:
+        return [answer([[1] * 10], float(np.exp(0.1 * random.standard_normal()))) for _ in kinds]
+
+    def is_covered() -> bool:
+        over_all = ratios(Found([[]] * len(kinds), kinds, {"a": arm(), "b": arm()}), "a", "b", "wall")[ALL]
+        return over_all.low <= 1 <= over_all.high
+
+    assert least < sum(is_covered() for _ in range(runs)) / runs < 0.99
 
 
 def test_a_fresh_server_is_compared_at_equal_tokens():
