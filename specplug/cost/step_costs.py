@@ -52,10 +52,11 @@ _FIRST = 8
 
 _TIMED = 3
 _MOST_TIMED = 64
-"""Steps of a size, and sizes, that the model is fitted to where no step was timed at start, or these were wrong."""
+"""Steps of a size, and sizes, that the model is fitted to where no step was timed at start."""
 
 _WRONG = 0.5
-"""Median correction, as a logarithm, from which on times at start were wrong, as those of a machine that was busy."""
+"""Median correction, as a logarithm, from which on the model is fitted anew, as the machine has become faster or slower
+or was busy at start."""
 
 _TWO_ERRORS = 5.2
 """Two standard errors of the difference of two medians of n steps, in median deviations of one over the root of n."""
@@ -82,6 +83,7 @@ class StepCosts:
         self._fit([StepCost(size, size, 0, 0, assumed(size)) for size in _ASSUMED_SIZES], "assumed")
         self._prefills: deque[int] = deque(maxlen=_PREFILLS)
         self._at_start: list[StepCost] = []
+        self._newest: deque[StepCost] = deque(maxlen=_NEWEST // 2)
         self._first_steps: defaultdict[tuple[int, int, bool], list[StepCost]] = defaultdict(list)
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
@@ -98,18 +100,28 @@ class StepCosts:
         costs = [cost for cost in costs if cost.seconds > 0 and cost.requests]
         if not costs:
             return
-        fields = [(it.requests, it.context_tokens, it.tokens, it.draft_length, it.seconds) for it in costs]
-        requests, context, tokens, draft_lengths, seconds = np.array(fields, np.float64).T
-        ratios = np.log(seconds / self._model(requests, context, tokens, draft_lengths))
-        for cost, ratio in zip(costs, ratios.tolist(), strict=True):
+        for cost, ratio in zip(costs, self._ratios(costs).tolist(), strict=True):
             self._prefills.append(cost.prompt_tokens)
             self._corrections.add(cost, ratio)
-        for cost in costs:
-            if not cost.prompt_tokens and self._is_news(cost) and not self.is_timed:
-                self._fit_service([])
-        level = self._corrections.level
-        if self.is_timed and abs(level) > _WRONG:
-            self._fit_service([replace(cost, seconds=cost.seconds * exp(level)) for cost in self._at_start])
+        alone = [cost for cost in costs if not cost.prompt_tokens]
+        self._newest += alone
+        if not self.is_timed:
+            news = [self._is_news(cost) for cost in alone]
+            if any(news):
+                self._fit_service()
+        elif abs(self._corrections.level) > _WRONG and self._newest:
+            self._fit_scaled()
+
+    def _ratios(self, costs: Sequence[StepCost]) -> Array:
+        """Return the logarithms of measured to predicted seconds of n steps, [n] float64."""
+        found: Array = np.log([cost.seconds for cost in costs] / self._model(*_columns(costs)))
+        return found
+
+    def _fit_scaled(self) -> None:
+        """Fit the model to the newest steps, and to its own predictions for the steps timed at start at their level."""
+        seconds = self._model(*_columns(self._at_start)) * exp(np.median(self._ratios(self._newest)))
+        scaled = [replace(cost, seconds=each) for cost, each in zip(self._at_start, seconds.tolist(), strict=True)]
+        self._fit([*scaled, *self._newest], "measured in service")
 
     def _is_news(self, cost: StepCost) -> bool:
         """Keep the first steps of each size; return whether a size has got enough."""
@@ -122,10 +134,10 @@ class StepCosts:
         first.append(cost)
         return len(first) == _TIMED
 
-    def _fit_service(self, others: Sequence[StepCost]) -> None:
-        """Fit the model to the first steps of each size in service, and to other steps."""
+    def _fit_service(self) -> None:
+        """Fit the model to the first steps of each size in service."""
         known = [each for each in self._first_steps.values() if len(each) == _TIMED]
-        steps = [*others, *(sorted(each, key=attrgetter("seconds"))[_TIMED // 2] for each in known)]
+        steps = [sorted(each, key=attrgetter("seconds"))[_TIMED // 2] for each in known]
         if len({step.tokens for step in steps}) > 1:
             self._fit(steps, "measured in service")
 
@@ -203,6 +215,13 @@ class StepCosts:
         curve += max(0.0, float(slope)) * np.maximum(sizes - last, 0.0)
         found: Array = curve + _terms(requests, context, draft_lengths) @ self._weights
         return np.maximum(found, _LEAST)
+
+
+def _columns(costs: Sequence[StepCost]) -> tuple[Array, Array, Array, Array]:
+    """Return the requests, context tokens, tokens and draft lengths of n steps, each [n] float64."""
+    fields = [(cost.requests, cost.context_tokens, cost.tokens, cost.draft_length) for cost in costs]
+    requests, context, tokens, draft_lengths = np.array(fields, np.float64).T
+    return requests, context, tokens, draft_lengths
 
 
 def _terms(requests: int | Array, context: float | Array, draft_lengths: Sequence[int] | Array) -> Array:

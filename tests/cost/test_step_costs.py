@@ -121,6 +121,18 @@ def test_times_at_start_that_service_contradicts_are_fitted_anew():
     assert predicted(costs, [1, 2, 4]) == pytest.approx([0.05, 0.06, 0.07], rel=0.2)
 
 
+def test_costs_follow_a_machine_that_is_slower_for_a_while():
+    speeds = (1.0, 2.0, 1.0, 4.0, 8.0, 1.0)
+    curve = {8: 1.0, 16: 1.07, 24: 1.15, 32: 1.22, 64: 1.5, 128: 2.1}
+    costs = StepCosts(flat)
+    costs.calibrate(timed(curve, requests=8))
+    for speed in speeds:
+        steps = [StepCost(8, size, 0, size - 8, speed * curve[size]) for size in (8, 16, 24, 32)]
+        observe(costs, steps)
+        expected = [speed * each for each in curve.values()]
+        assert predicted(costs, list(curve), requests=8) == pytest.approx(expected, rel=0.05)
+
+
 def test_without_timed_steps_service_measures():
     costs = StepCosts(flat)
     observe(costs, [StepCost(1, 1, 0, 0, 0.02), StepCost(1, 16, 0, 15, 0.06)])
