@@ -89,6 +89,7 @@ def test_figures_of_an_earlier_request_say_nothing_of_the_next_one() -> None:
 
 def test_texts_are_as_long_as_they_can_have_become() -> None:
     schedule = Schedule(2, 2, 1000, CPU)
+    schedule.begin(0, 0)
     lengths = [0]
     for step in range(20):
         schedule.grow(7)
