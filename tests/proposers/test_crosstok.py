@@ -224,6 +224,21 @@ def test_a_text_longer_than_the_window_is_drafted_for(form: Form) -> None:
 
 
 @pairs
+def test_a_step_without_a_request_changes_none_of_its_drafts(form: Form, draft: str) -> None:
+    """The text is longer than the columns of the cache that a pass reads at least."""
+    with form.driver(draft) as driver:
+        driver.start("short", TEXTS[1][:9])
+        driver.start("long", (TEXTS[0] * 40)[:420])
+        for _ in range(12):
+            before = driver.step(4).by_request()["long"].token_ids
+        driver.extend("short", TEXTS[1][9:10])
+        driver.step(4, order=["short"])
+        after = driver.step(4).by_request()["long"].token_ids
+    assert len(before) == 4
+    assert after == before
+
+
+@pairs
 def test_drafts_are_at_most_a_quarter_of_the_window(form: Form, draft: str) -> None:
     with form.driver(draft, max_context=64) as driver:
         driver.start("a", TEXTS[0])
@@ -268,6 +283,16 @@ def test_its_status_says_what_its_drafts_were_worth() -> None:
     assert 80 < status["overlap_of_draft_percent"] < 100 > status["overlap_of_target_percent"] > 30
     assert sum(it["tested"] for it in status["acceptance"].values()) == 3
     assert sum(it["tested"] * it["acceptance_rate"] for it in status["acceptance"].values()) == pytest.approx(2)
+
+
+def test_tokens_of_another_proposer_teach_it_nothing() -> None:
+    with Driver(FORMS["host"], options(OTHER), vocab_size=VOCAB) as driver:
+        driver.start("a", TEXTS[0])
+        step = driver.step(4)
+        step.draft.source[:, 1:] = -1
+        driver.settle(step, {"a": [*step.by_request()["a"].token_ids, 0]})
+        status = driver.proposer.status()
+    assert sum(it["tested"] for it in status["acceptance"].values()) == 1
 
 
 def starting(chosen: Mapping[str, object], target: Any = None) -> SpecplugError:
