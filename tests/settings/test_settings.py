@@ -290,6 +290,20 @@ def test_all_mistakes_are_reported_each_with_its_layer():
 
 
 @pytest.mark.parametrize(
+    ("flags", "keys"),
+    [
+        ({**EACH, "trace": {"path": "t.jsonl"}}, ["seed", "draft_ranks"]),
+        ({"proposer": "engine", "corpora": {"store": "s"}, "trace": {}}, ["seed", "corpora.store"]),
+        ({"proposer": 5, "extra_proposers": ["ngram"]}, ["proposer", "seed"]),  # the default proposer is no extra one
+    ],
+)
+def test_sections_are_checked_beside_a_mistake_elsewhere(flags, keys: list[str]):
+    lines = refusal({**flags, "seed": -1}, engine_drafts=True).split("\n  ")[1:]
+    assert len(lines) == len(keys)
+    assert [key for key, line in zip(keys, lines, strict=True) if f"setting {key!r}" not in line] == []
+
+
+@pytest.mark.parametrize(
     ("flags", "config", "expected"),
     [
         ({"options": {"plain": {"a": 1}}}, '{"options": {"plain": {"b": 1}}}', "SPECPLUG_CONFIG and engine flag: "),
