@@ -206,6 +206,9 @@ def bad(key: str, found: str, expected: str) -> list[str]:
     return [f"engine flag: bad value for setting {key!r}; found {found}", f"; expected {expected}"]
 
 
+HEADER = "the name of an HTTP header, as 'X-Tenant': ASCII letters, digits and"
+UNSENT = ("", "X-Tenant ", "X-Tenant:", "X Y\n", "X-Tenant\n", "X-Ménage")
+
 REFUSED = [
     ([1], ["engine flag: malformed settings; found [1]; expected a mapping of settings"]),
     ({"num_speculative_tokens": "8"}, bad("num_speculative_tokens", "'8'", "a valid integer")),
@@ -233,6 +236,7 @@ REFUSED = [
     ({"corpora": {"max_tokens": 0}}, bad("corpora.max_tokens", "0", "greater than or equal to 1")),
     ({"trace": {"path": ""}}, ["bad value for setting 'trace.path'; found ''", "at least 1 character"]),
     ({"tenants": {"header": "X", "keys": "f"}}, bad("tenants", "{'header': 'X'", "either 'header' or 'keys'")),
+    *(({"tenants": {"header": text}}, bad("tenants.header", repr(text), HEADER)) for text in UNSENT),
     ({3: 4}, bad("3", "3", "a string as key")),
     ({"cooldown_steps": 5}, ["Did you mean 'faults.cooldown_steps'?"]),
     ({"acceptance_thresholds": {"prose": 0}}, ["'acceptance_thresholds.prose'", "greater than 0"]),
