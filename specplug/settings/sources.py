@@ -109,7 +109,9 @@ def _from_environment(env: Mapping[str, str]) -> tuple[str, Mapping[str, Any]]:
     """Read `SPECPLUG_CONFIG`, which holds a path or the settings themselves; return (origin, settings)."""
     origin = CONFIG_VARIABLE
     text = env.get(CONFIG_VARIABLE, "").strip()
-    suffix = "" if "\n" in text else Path(text).suffix.lower()
+    # A comment may end like a path: `seed = 1  # as in a.toml`.
+    is_text = "\n" in text or ({"=", "#"} <= set(text) and not os.path.exists(os.path.expanduser(text)))
+    suffix = "" if is_text else Path(text).suffix.lower()
     if suffix in (".json", ".toml"):
         origin = f"{CONFIG_VARIABLE} ({text})"
         text = _read(text, origin)

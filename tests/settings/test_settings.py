@@ -137,7 +137,8 @@ TOML = 'mode = "off"\nfaults.max_consecutive = 5'
 
 
 @pytest.mark.parametrize(
-    ("text", "file"), [(JSON, "s.json"), (JSON, "s.JSON"), (TOML, "s.toml"), (JSON, None), (TOML, None)]
+    ("text", "file"),
+    [(JSON, "s.json"), (JSON, "s.JSON"), (TOML, "s.toml"), (TOML, "a=1#.toml"), (JSON, None), (TOML, None)],
 )
 def test_config_variable_takes_the_path_of_a_file_or_the_settings_themselves(tmp_path, text, file):
     path = tmp_path / str(file)
@@ -152,6 +153,8 @@ def test_config_variable_takes_the_path_of_a_file_or_the_settings_themselves(tmp
     [
         ('trace.path = "a.json"', Settings(trace={"path": "a.json"})),  # ends like a path
         ("seed = 3\n# like a.json", Settings(seed=3)),
+        ("seed = 3  # like a.json", Settings(seed=3)),
+        ("seed=3#~/a.toml", Settings(seed=3)),
         ("", Settings()),
         ("   ", Settings()),
         ("\n", Settings()),
@@ -174,6 +177,7 @@ FILES = {"list.json": b"[1]", "latin.toml": b'proposer = "\xe9"'}
         ("list.json", ["list.json)", "found [1]; expected a JSON object"]),
         ("latin.toml", ["expected a readable file in UTF-8"]),
         ("folder.toml", ["cannot read the settings file"]),
+        ("run=5/server.toml", ["cannot read the settings file"]),
         ("server", ["SPECPLUG_CONFIG", "'server'", ".json or .toml"]),
         ('{"mode": "off"', ["SPECPLUG_CONFIG", "malformed", "line 1", "expected a JSON object"]),
         ("mode = off", ["SPECPLUG_CONFIG", "malformed", "line 1", "expected TOML"]),
