@@ -219,7 +219,12 @@ class Settings(Section):
     control: ControlSettings = Field(
         default_factory=ControlSettings, description="operator controls of a running server"
     )
-    seed: int = Field(default=0, ge=0, description="seed of the plug-ins' own random streams, never of the verifier's")
+    seed: int = Field(
+        default=0,
+        ge=0,
+        le=2**63 - 1,
+        description="seed of the plug-ins' own random streams, never of the verifier's",
+    )
 
     @property
     def drafts_in_engine(self) -> bool:

@@ -220,6 +220,7 @@ REFUSED = [
     ({"num_speculative_tokens": -1}, bad("num_speculative_tokens", "-1", "greater than or equal to 0")),
     ({"seed": 1.5}, bad("seed", "1.5", "a valid integer")),
     ({"seed": -1}, bad("seed", "-1", "greater than or equal to 0")),
+    ({"seed": 2**63}, bad("seed", str(2**63), f"less than or equal to {2**63 - 1}")),
     ({"seed": "x" * 10_000}, bad("seed", "'xxx", "a valid integer")),
     ({"mode": True}, bad("mode", "True", "'on' or 'off'")),
     ({"proposer": None}, bad("proposer", "None", "a valid string")),
