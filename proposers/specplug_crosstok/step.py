@@ -101,8 +101,7 @@ class Written(NamedTuple):
     def write(self, draft: Draft, rows: Tensor, logits: Tensor | None) -> None:
         """Write the draft of B requests, whose rows are `rows` [B] int64, negative for those without one.
 
-        `rows` [B] int64 are the requests' rows, negative for those without one; `logits` [R, n, Vd] is what common ids
-        were drawn from.
+        `logits` [R, n, Vd] is what common ids were drawn from.
         """
         row = rows.clamp(min=0)
         columns = slice(draft.draft_length)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from specplug.corpus.store import STORE_FILE, Store
 from specplug.corpus.view import Snapshot, View
+from specplug.errors import first_line
 from specplug.interfaces import PluginContext
 from specplug.lookup import corpora
 from specplug.lookup.corpora import Corpora, Numbers, Segment
@@ -121,6 +122,7 @@ class StoreWatcher:
         else:
             problems = [*seen.problems, *self._unsearchable]
             problems += [] if problems or self._sizes else [self._empty()]
+        problems += filter(None, [self._failure])
         return {
             "store": store,
             "tenants": {name: self._sizes.get(name, {}) for name in tenants},
@@ -154,9 +156,11 @@ class StoreWatcher:
         while not self._ended.wait(self._settings.poll_seconds):
             try:
                 self._look()
+                self._failure = ""
             except Exception as error:
-                if repr(error) != self._failure:
-                    self._failure = repr(error)
+                before = self._failure
+                self._failure = f"{self._settings.store}: the corpus store cannot be read; found {first_line(error)}"
+                if self._failure != before:
                     _log.exception("retrieval: the corpus store cannot be read; its previous state stays in use")
 
     def _look(self) -> None:

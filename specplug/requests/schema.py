@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, WrapValidator, model_validator
 
 from specplug.requests.references import Ids, parsed_ids
 from specplug.settings.model import MAX_SPECULATIVE_TOKENS, Section
@@ -52,6 +52,14 @@ def _prediction(value: object) -> object:
     if value is None or isinstance(value, (Mapping, Prediction)):
         return value
     raise ValueError("a text as 'specplug_prediction', or OpenAI's object with 'type' and 'content'")
+
+
+def _number_or_name(value: object, validated: Callable[[object], object]) -> object:
+    """Give one reason where pydantic gives one for each type."""
+    try:
+        return validated(value)
+    except ValidationError:
+        raise ValueError(f"a finite number, or a name of 1 to {MAX_NAME} characters") from None
 
 
 class Fields(Section):
@@ -121,7 +129,7 @@ class RequestFields(Fields):
         default=None,
         description="the server's verifier, by name; one that is not lossless serves only requests that name it",
     )
-    acceptance_threshold: float | Name | None = Field(
+    acceptance_threshold: Annotated[float | Name | None, WrapValidator(_number_or_name)] = Field(
         default=None,
         description="strictness of the lossy verifier that the request names, in (0, 1] where 1 is lossless, or the "
         "name of one of the server's acceptance_thresholds",

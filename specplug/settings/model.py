@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -32,6 +33,12 @@ def expanded_path(text: str) -> str:
     if "\0" in path:
         raise ValueError("a path without NUL characters")
     return path
+
+
+def _header_name(text: str) -> str:
+    if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", text):  # a token of RFC 9110
+        raise ValueError("the name of an HTTP header, as 'X-Tenant': ASCII letters, digits and !#$%&'*+-.^_`|~")
+    return text
 
 
 UserPath = Annotated[str, Field(min_length=1), AfterValidator(expanded_path)]
@@ -87,9 +94,8 @@ class Limits(Section):
 class TenantSettings(Section):
     """The source of tenants' names in HTTP requests; at most one of these."""
 
-    header: str | None = Field(
+    header: Annotated[str, AfterValidator(_header_name)] | None = Field(
         default=None,
-        min_length=1,
         description="HTTP header that holds the tenant, which a proxy sets; null: requests name their tenants",
     )
     keys: UserPath | None = Field(
@@ -213,7 +219,12 @@ class Settings(Section):
     control: ControlSettings = Field(
         default_factory=ControlSettings, description="operator controls of a running server"
     )
-    seed: int = Field(default=0, ge=0, description="seed of the plug-ins' own random streams, never of the verifier's")
+    seed: int = Field(
+        default=0,
+        ge=0,
+        le=2**63 - 1,
+        description="seed of the plug-ins' own random streams, never of the verifier's",
+    )
 
     @property
     def drafts_in_engine(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -86,16 +87,18 @@ def load_settings(
 def _validate(
     merged: Mapping[str, Any], registry: Registry | None, engine_drafts: bool
 ) -> tuple[Settings, list[Mistake]]:
-    """Validate the merged layers; the returned settings are valid only if there are no mistakes."""
+    """Validate the merged layers; the returned settings are the given ones only if there are no mistakes."""
     mistakes: list[Mistake] = []
     wrong: set[object] = set()
+    settings = Settings()
     try:
         settings = Settings.model_validate(merged)
     except ValidationError as error:
         mistakes = from_pydantic(error, Settings, "setting")
         wrong = {item["loc"][0] for item in error.errors()}
-        # Keep the valid values, unvalidated, so that the names of plug-ins are checked in the same pass.
-        settings = Settings.model_construct(**{key: value for key, value in merged.items() if key not in wrong})
+        # Keep the valid values, so that the names of plug-ins are checked in the same pass.
+        with suppress(ValidationError):  # without the wrong ones they may not fit together
+            settings = Settings.model_validate({key: value for key, value in merged.items() if key not in wrong})
     if registry is not None:
         found = plugin_mistakes(settings, registry, engine_drafts)
         mistakes += [mistake for mistake in found if mistake.key.split(".")[0] not in wrong]
@@ -106,7 +109,9 @@ def _from_environment(env: Mapping[str, str]) -> tuple[str, Mapping[str, Any]]:
     """Read `SPECPLUG_CONFIG`, which holds a path or the settings themselves; return (origin, settings)."""
     origin = CONFIG_VARIABLE
     text = env.get(CONFIG_VARIABLE, "").strip()
-    suffix = "" if "\n" in text else Path(text).suffix.lower()
+    # A comment may end like a path: `seed = 1  # as in a.toml`.
+    is_text = "\n" in text or ({"=", "#"} <= set(text) and not os.path.exists(os.path.expanduser(text)))
+    suffix = "" if is_text else Path(text).suffix.lower()
     if suffix in (".json", ".toml"):
         origin = f"{CONFIG_VARIABLE} ({text})"
         text = _read(text, origin)

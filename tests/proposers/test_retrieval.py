@@ -208,17 +208,23 @@ def watch(watcher: proposer.StoreWatcher, times: int = 1) -> None:
     watcher._watch()
 
 
-def test_a_store_that_cannot_be_read_for_a_while_serves_on(store: Store, caplog: Any) -> None:
-    def fails() -> None:
-        raise OSError("a disk that does not answer")
+def test_a_store_that_cannot_be_read_for_a_while_serves_on_and_says_so(store: Store, caplog: Any) -> None:
+    reads = iter([False, False, True, False, True])
+
+    def look() -> None:
+        if not next(reads):
+            raise OSError("a disk that does not answer")
 
     put(store, "texts", TEXT)
+    problem = f"{store.root}: the corpus store cannot be read; found OSError: a disk that does not answer"
     with opened(store) as server:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(server.watcher, "_look", fails)
-            watch(server.watcher, 3)
+            patch.setattr(server.watcher, "_look", look)
+            for times, problems in ((2, [problem]), (1, []), (1, [problem]), (1, [])):
+                watch(server.watcher, times)
+                assert server.proposer.status()["problems"] == problems
         assert server.source(server.ask()) == "corpus"
-    assert caplog.text.count("its previous state stays in use") == 1
+    assert caplog.text.count("its previous state stays in use") == 2, "once for each time that it could not be read"
 
 
 def test_the_watch_finds_what_another_process_adds(store: Store) -> None:

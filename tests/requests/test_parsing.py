@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -113,6 +114,8 @@ def reference(**fields):
 
 IDS = "'references.0.token_ids'"
 THRESHOLD = "request field 'acceptance_threshold': "
+NUMBER_OR_NAME = "; expected a finite number, or a name of 1 to 256 characters"
+NO_THRESHOLDS = (math.nan, True, 10**400, "", "a" * 257, "\ud800", ["prose"])
 
 REFUSED = [
     ({"refrences": "a"}, ["unknown request field 'refrences'", "found 'a'", "Did you mean 'references'?"]),
@@ -129,6 +132,7 @@ REFUSED = [
     ({"acceptance_threshold": 0.5}, [THRESHOLD, "only to requests that name the server's lossy verifier"]),
     ({"acceptance_threshold": "code", "verifier": "typical"}, [THRESHOLD, "no such threshold", "expected 'prose'"]),
     ({"acceptance_threshold": 1.5, "verifier": "typical"}, [THRESHOLD, "out of range; found 1.5"]),
+    *(({"acceptance_threshold": bad}, ["'acceptance_threshold'", NUMBER_OR_NAME]) for bad in NO_THRESHOLDS),
     ({"references": 3}, ["'references.0'", "found 3", "expected a mapping"]),
     ({"references": ["a", None]}, ["'references.1'", "expected a mapping"]),
     (reference(txt="a"), ["unknown request field 'references.0.txt'", "Did you mean 'references.0.text'?"]),

@@ -137,7 +137,8 @@ TOML = 'mode = "off"\nfaults.max_consecutive = 5'
 
 
 @pytest.mark.parametrize(
-    ("text", "file"), [(JSON, "s.json"), (JSON, "s.JSON"), (TOML, "s.toml"), (JSON, None), (TOML, None)]
+    ("text", "file"),
+    [(JSON, "s.json"), (JSON, "s.JSON"), (TOML, "s.toml"), (TOML, "a=1#.toml"), (JSON, None), (TOML, None)],
 )
 def test_config_variable_takes_the_path_of_a_file_or_the_settings_themselves(tmp_path, text, file):
     path = tmp_path / str(file)
@@ -152,6 +153,8 @@ def test_config_variable_takes_the_path_of_a_file_or_the_settings_themselves(tmp
     [
         ('trace.path = "a.json"', Settings(trace={"path": "a.json"})),  # ends like a path
         ("seed = 3\n# like a.json", Settings(seed=3)),
+        ("seed = 3  # like a.json", Settings(seed=3)),
+        ("seed=3#~/a.toml", Settings(seed=3)),
         ("", Settings()),
         ("   ", Settings()),
         ("\n", Settings()),
@@ -174,6 +177,7 @@ FILES = {"list.json": b"[1]", "latin.toml": b'proposer = "\xe9"'}
         ("list.json", ["list.json)", "found [1]; expected a JSON object"]),
         ("latin.toml", ["expected a readable file in UTF-8"]),
         ("folder.toml", ["cannot read the settings file"]),
+        ("run=5/server.toml", ["cannot read the settings file"]),
         ("server", ["SPECPLUG_CONFIG", "'server'", ".json or .toml"]),
         ('{"mode": "off"', ["SPECPLUG_CONFIG", "malformed", "line 1", "expected a JSON object"]),
         ("mode = off", ["SPECPLUG_CONFIG", "malformed", "line 1", "expected TOML"]),
@@ -206,6 +210,9 @@ def bad(key: str, found: str, expected: str) -> list[str]:
     return [f"engine flag: bad value for setting {key!r}; found {found}", f"; expected {expected}"]
 
 
+HEADER = "the name of an HTTP header, as 'X-Tenant': ASCII letters, digits and"
+UNSENT = ("", "X-Tenant ", "X-Tenant:", "X Y\n", "X-Tenant\n", "X-Ménage")
+
 REFUSED = [
     ([1], ["engine flag: malformed settings; found [1]; expected a mapping of settings"]),
     ({"num_speculative_tokens": "8"}, bad("num_speculative_tokens", "'8'", "a valid integer")),
@@ -213,6 +220,7 @@ REFUSED = [
     ({"num_speculative_tokens": -1}, bad("num_speculative_tokens", "-1", "greater than or equal to 0")),
     ({"seed": 1.5}, bad("seed", "1.5", "a valid integer")),
     ({"seed": -1}, bad("seed", "-1", "greater than or equal to 0")),
+    ({"seed": 2**63}, bad("seed", str(2**63), f"less than or equal to {2**63 - 1}")),
     ({"seed": "x" * 10_000}, bad("seed", "'xxx", "a valid integer")),
     ({"mode": True}, bad("mode", "True", "'on' or 'off'")),
     ({"proposer": None}, bad("proposer", "None", "a valid string")),
@@ -233,6 +241,7 @@ REFUSED = [
     ({"corpora": {"max_tokens": 0}}, bad("corpora.max_tokens", "0", "greater than or equal to 1")),
     ({"trace": {"path": ""}}, ["bad value for setting 'trace.path'; found ''", "at least 1 character"]),
     ({"tenants": {"header": "X", "keys": "f"}}, bad("tenants", "{'header': 'X'", "either 'header' or 'keys'")),
+    *(({"tenants": {"header": text}}, bad("tenants.header", repr(text), HEADER)) for text in UNSENT),
     ({3: 4}, bad("3", "3", "a string as key")),
     ({"cooldown_steps": 5}, ["Did you mean 'faults.cooldown_steps'?"]),
     ({"acceptance_thresholds": {"prose": 0}}, ["'acceptance_thresholds.prose'", "greater than 0"]),
@@ -287,6 +296,20 @@ def test_all_mistakes_are_reported_each_with_its_layer():
     )
     assert [sum(line.startswith(each) for line in lines) for each in wrong] == [1, 1, 1, 1]
     assert len(lines) == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "keys"),
+    [
+        ({**EACH, "trace": {"path": "t.jsonl"}}, ["seed", "draft_ranks"]),
+        ({"proposer": "engine", "corpora": {"store": "s"}, "trace": {}}, ["seed", "corpora.store"]),
+        ({"proposer": 5, "extra_proposers": ["ngram"]}, ["proposer", "seed"]),  # the default proposer is no extra one
+    ],
+)
+def test_sections_are_checked_beside_a_mistake_elsewhere(flags, keys: list[str]):
+    lines = refusal({**flags, "seed": -1}, engine_drafts=True).split("\n  ")[1:]
+    assert len(lines) == len(keys)
+    assert [key for key, line in zip(keys, lines, strict=True) if f"setting {key!r}" not in line] == []
 
 
 @pytest.mark.parametrize(
