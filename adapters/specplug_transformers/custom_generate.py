@@ -124,10 +124,11 @@ def speculative_generate(
     ends = RowEnds(paddings, stopping_criteria)
     with _engine_of(model, specplug, len(prompts)) as engine:
         check_lengths(max_tokens, prompts, engine.max_length)
+        eos = [token for token in ends.token_ids if token in range(engine.runner.vocab_size)]
         requests = [
             GenerateRequest(
                 prompt=prompt.tolist(),
-                params=_params(max_tokens, generation_config),
+                params=_params(max_tokens, generation_config, eos),
                 specplug=None if specplug_requests is None else specplug_requests[row],
                 processors=processors_of(row, paddings, logits_processor) if len(logits_processor) else None,
                 stop_when=ends.stop_when(row),
@@ -170,12 +171,13 @@ def _engine_of(model: Any, chosen: Settings | Mapping[str, Any] | None, rows: in
     _idle[model] = engine, close
 
 
-def _params(max_tokens: int, config: Any) -> SamplingParams:
+def _params(max_tokens: int, config: Any, eos: list[int]) -> SamplingParams:
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=float(bool(config.do_sample)),  # the processors include the warpers
         seed=int(torch.randint(1 << 62, ())),  # follows torch.manual_seed, as `generate` does
-        ignore_eos=True,  # the stopping criteria include the end of sequence
+        stop_token_ids=eos,  # a grammar is not asked after one of them
+        ignore_eos=True,  # the stopping criteria include those of this call
     )
 
 

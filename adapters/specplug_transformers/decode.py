@@ -121,7 +121,7 @@ class Decoder:
             if state.processors is not None:
                 drafted = draft.token_ids[index, : int(draft.lengths[index])].tolist()
                 try:
-                    process_row(state.processors, state.tokens, drafted, logits[index])
+                    process_row(state.processors, state.tokens, drafted, state.end_token_ids, logits[index])
                 except Exception as error:
                     name = state.request.request_id
                     error.add_note(f"raised by a logits processor of request {name!r}; abort it and the others go on")

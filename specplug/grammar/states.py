@@ -124,7 +124,7 @@ class AllowedState:
         return self._known[length]
 
     def advance(self, token: int) -> bool:
-        if token not in self._here():
+        if self.is_ended or token not in self._here():
             return False
         self._text.append(token)
         return True
