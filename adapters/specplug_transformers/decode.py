@@ -42,6 +42,7 @@ class Decoder:
         lossy: a verifier for the requests that name it.
         steps: forward passes of the target that emitted tokens.
         last_step: cost of the newest decode step, without prefill; None before the first.
+        batch: that of the newest step; None once one of its requests has left, which it would keep alive.
     """
 
     runner: ModelRunner
@@ -53,18 +54,18 @@ class Decoder:
     lossy: Verifier | None = None
     steps: int = 0
     last_step: StepCost | None = None
+    batch: DecodeBatch | None = None
 
     def __post_init__(self) -> None:
         self._grammars = Completer(FaultGuard(SOURCE, sink=self.drafts.metrics.count_fault))
-        self._batch: DecodeBatch | None = None
         self._plan = NO_SPECULATION
 
     def step(self, states: Sequence[RequestState]) -> None:
         """Extend each request by its accepted draft tokens and the token after them."""
         began = time.perf_counter()
-        if self._batch is None or self._batch.states != tuple(states):
-            self._batch = DecodeBatch(states, self.allocator, self.tokens)
-        batch = self._batch
+        if self.batch is None or self.batch.states != tuple(states):
+            self.batch = DecodeBatch(states, self.allocator, self.tokens)
+        batch = self.batch
         draft = self._draft(batch)
         drafted = time.perf_counter()
         logits = self._target_logits(batch, draft)

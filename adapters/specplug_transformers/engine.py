@@ -262,6 +262,7 @@ class Engine:
     def _release(self, state: RequestState, *, aborted: bool) -> None:
         """Free the slot and the cache row; the last row moves into the gap, so that rows in use stay contiguous."""
         self._allocator.finish(state.request.request_id, aborted=aborted, visible=state.visible_length)
+        self._decoder.batch = None
         last = self._running.pop()
         if last is not state:
             self.runner.cache.move(last.row, state.row)

@@ -12,6 +12,7 @@ from transformers import (
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    LogitsProcessorList,
     StoppingCriteriaList,
 )
 
@@ -173,7 +174,10 @@ def test_the_engine_goes_with_its_model(engines):
     model = small_model()
     with pytest.raises(EngineError, match="num_beams"):
         model.generate(**one(), max_new_tokens=4, num_beams=2, **SPECULATION)
-    model.generate(**one(), max_new_tokens=4, do_sample=False, pad_token_id=PAD, **SPECULATION)
+    holding = LogitsProcessorList([lambda _ids, scores, _model=model: scores])
+    given = {**one(), "max_new_tokens": 4, "do_sample": False, "pad_token_id": PAD, "logits_processor": holding}
+    model.generate(**given, **SPECULATION)
+    del holding, given
     remembered = weakref.ref(model)
     del model
     gc.collect()
