@@ -23,7 +23,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specplug.settings import Settings
 from specplug.settings.sources import load_settings
-from specplug_transformers.arguments import check_arguments, check_lengths, refusal, remove_padding
+from specplug_transformers.arguments import check_arguments, check_lengths, check_requests, refusal, remove_padding
 from specplug_transformers.engine import Engine
 from specplug_transformers.intake import GenerateRequest
 from specplug_transformers.params import SamplingParams
@@ -103,7 +103,7 @@ def speculative_generate(
 
     Args:
         specplug: a mapping that overrides SPECPLUG_CONFIG and the defaults, or a `Settings` object in their place.
-        specplug_requests: per-request fields, one mapping per row.
+        specplug_requests: per-request fields, one mapping per row, `num_return_sequences` of them per prompt.
         specplug_streamer: receives a single prompt and then its new tokens, as `streamer` does.
         model_kwargs: arguments that `generate` prepared for the forward pass; only `attention_mask` is used, and any
             argument that would change the model's output is refused.  Processors and criteria that are not
@@ -117,6 +117,7 @@ def speculative_generate(
         EngineError: the arguments of `generate` are not supported here.
     """
     check_arguments(generation_config, model_kwargs, len(input_ids), specplug_streamer)
+    check_requests(specplug_requests, len(input_ids))
     prompts = remove_padding(input_ids, model_kwargs)
     padded_length = input_ids.shape[1]
     max_tokens = (stopping_criteria.max_length or generation_config.max_length) - padded_length

@@ -80,6 +80,17 @@ def test_requests_have_fields_of_their_own():
     assert torch.equal(found, model.generate(**inputs, max_new_tokens=9, do_sample=False))
 
 
+@pytest.mark.parametrize(("count", "options"), [(1, {}), (3, {}), (2, {"do_sample": True, "num_return_sequences": 2})])
+def test_each_row_has_its_fields(count, options, engines):
+    """Prompts that are repeated are several rows; no engine is built for a call that is refused."""
+    given = {"input_ids": torch.tensor([[5, 9], [9, 5]]), "max_new_tokens": 4, "pad_token_id": PAD, **options}
+    model, rows = small_model(), 2 * options.get("num_return_sequences", 1)
+    with pytest.raises(EngineError, match=f"specplug_requests.*; found {count}; expected {rows} mappings, "):
+        model.generate(**given, specplug_requests=[{}] * count, **SPECULATION)
+    assert not engines
+    assert len(model.generate(**given, specplug_requests=[{}] * rows, **SPECULATION)) == rows
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "streaming a batch": ({"specplug_streamer": object()}, "streamer"),
     "tiny temperature": ({"do_sample": True, "temperature": 1e-38}, "found 1e-38.*do_sample=False"),
