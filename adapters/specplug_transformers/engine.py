@@ -16,7 +16,7 @@ import torch
 
 from specplug.assembly import build_draft_stage, build_plan_stage, build_verifier
 from specplug.cost.store import StartCosts
-from specplug.errors import RequestError
+from specplug.errors import EngineError, RequestError
 from specplug.interfaces import PluginContext
 from specplug.metrics import SpecMetrics
 from specplug.operator.startup import start_line
@@ -56,7 +56,7 @@ class Engine:
         start_costs: what steps cost, as far as it is known before the first request.
 
     Raises:
-        EngineError: the model cannot be served exactly, or the installed transformers is not supported.
+        EngineError: a size is below 1, the model cannot be served exactly, or transformers' version is not supported.
         SettingsError, PluginError: the settings are invalid, or name plug-ins that are not installed.
     """
 
@@ -71,6 +71,7 @@ class Engine:
         prefill_chunk: int = 512,
         registry: Registry | None = None,
     ) -> None:
+        _check_sizes(max_num_seqs=max_num_seqs, max_length=max_length, prefill_chunk=prefill_chunk)
         self.registry = registry or default_registry()
         if not isinstance(settings, Settings):
             settings = load_settings(settings, flags_origin="Engine(settings=...)", registry=self.registry).settings
@@ -269,3 +270,10 @@ class Engine:
             self._running[state.row] = last
             last.row = state.row
         del self._by_id[state.request.request_id]
+
+
+def _check_sizes(**sizes: int | None) -> None:
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            remedy = "Leave it out for the default"
+            raise EngineError.build(f"bad {name}", who="Engine", found=size, expected="an integer >= 1", remedy=remedy)

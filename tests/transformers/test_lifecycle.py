@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from specplug.errors import RequestError
+from specplug.errors import EngineError, RequestError
 from specplug.types.request import Lifecycle
 from specplug_fixed.policy import ConstantGamma
 from specplug_transformers import GenerateRequest, SamplingParams
@@ -25,6 +25,13 @@ def request(name, prompt=(5, 9, 33), max_tokens=12):
     return GenerateRequest(
         prompt=prompt, request_id=name, params=SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     )
+
+
+@pytest.mark.parametrize("name", ["max_num_seqs", "max_length", "prefill_chunk"])
+@pytest.mark.parametrize("size", [0, -1])
+def test_sizes_below_one_are_refused(make_engine, name, size):
+    with pytest.raises(EngineError, match=f"Engine: bad {name}; found {size}; expected an integer >= 1. Leave it out"):
+        make_engine(**{name: size})
 
 
 def limit_memory(monkeypatch, engine, fits) -> None:
