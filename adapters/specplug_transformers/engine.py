@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -113,6 +113,7 @@ class Engine:
         self._waiting: deque[RequestState] = deque()
         self._running: list[RequestState] = []  # index is the row of the key-value cache
         self._by_id: dict[str, RequestState] = {}
+        self._kept: list[RequestOutput] = []  # outputs that no step has returned yet
         logger.info("%s", start_line(settings, gamma, "transformers", "synchronous"))
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -125,14 +126,18 @@ class Engine:
         """
         state = self._intake.accept(request)
         name = state.request.request_id
-        if name in self._by_id:
+        if name in self._in_use():
             raise RequestError.build("duplicate request id", who="Engine.add", found=repr(name), expected="a new id")
         self._by_id[name] = state
         self._waiting.append(state)
         return name
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """Abort a waiting or running request and return its last output; None for unknown and finished ids."""
+        """Abort a waiting or running request and return its last output; None for unknown and finished ids.
+
+        Outputs of it that no step has returned yet are dropped.
+        """
+        self._kept = [output for output in self._kept if output.request_id != request_id]
         state = self._by_id.get(request_id)
         if state is None:
             return None
@@ -145,12 +150,15 @@ class Engine:
         return state.take_output()
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[RequestOutput]:
-        """Serve requests to their end and return their outputs in order; abort all of them if anything raises."""
+        """Serve requests to their end and return their outputs in order; abort all of them if anything raises.
+
+        Later steps return the outputs of other requests.
+        """
         order: list[str] = []
         try:
             for request in requests:
                 order.append(self.add(request))
-            done = {output.request_id: output for output in self.run() if output.finished}
+            done = {output.request_id: output for output in self.serve(order) if output.finished}
             return [done[name] for name in order]
         finally:
             for name in order:
@@ -161,10 +169,20 @@ class Engine:
         while self.has_work:
             yield from self.step()
 
+    def serve(self, request_ids: Collection[str]) -> Iterator[RequestOutput]:
+        """Step until these requests have ended, and yield their outputs; later steps return those of the others."""
+        while not self._in_use().isdisjoint(request_ids):
+            outputs = self.step()
+            self._kept += [output for output in outputs if output.request_id not in request_ids]
+            yield from [output for output in outputs if output.request_id in request_ids]
+
     @property
     def has_work(self) -> bool:
-        """Whether any request is running or waiting."""
-        return bool(self._running or self._waiting)
+        """Whether any request is running or waiting, or has outputs that no step has returned yet."""
+        return bool(self._in_use())
+
+    def _in_use(self) -> set[str]:
+        return self._by_id.keys() | {output.request_id for output in self._kept}
 
     @property
     def metrics(self) -> SpecMetrics:
@@ -198,18 +216,18 @@ class Engine:
     # Not inference mode: its tensors may not be written outside of it, for example by proposers' threads.
     @torch.no_grad()
     def step(self) -> list[RequestOutput]:
-        """Run one engine step; return an output for every request that emitted."""
+        """Run one engine step; return the outputs of requests that emitted, in it or since the step before."""
         self._admit()
         self._prefill([state for state in self._running if state.pending_tokens > 1])
         decoding = [state for state in self._running if state.pending_tokens == 1]
-        if not decoding:
-            return []
-        self._decoder.step(decoding)
-        outputs = []
+        if decoding:
+            self._decoder.step(decoding)
         for state in decoding:
-            outputs.append(state.take_output())
+            self._kept.append(state.take_output())
             if state.finish_reason is not None:
                 self._release(state, aborted=False)
+        outputs = self._kept
+        self._kept = []
         return outputs
 
     def _prefill(self, filling: list[RequestState]) -> None:

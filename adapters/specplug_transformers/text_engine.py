@@ -72,7 +72,7 @@ class TransformersEngine:
                         expected="a request without them",
                     )
                 index[self.engine.add(_translate(request))] = number
-            for output in self.engine.run():
+            for output in self.engine.serve(index):
                 number = index[output.request_id]
                 yield TextUpdate(
                     index=number,

@@ -254,6 +254,24 @@ def test_what_is_not_there(make_engine):
     assert engine.abort("a") is engine.abort("never") is None
 
 
+def test_outputs_of_other_requests_wait_for_the_next_step(make_engine, llama):
+    engine = make_engine(max_num_seqs=2)
+    for name, length in (("short", 2), ("long", 40), ("aborted", 2)):
+        engine.add(request(name, max_tokens=length))
+    [own] = engine.generate([request("own")])
+    assert_plain(llama, [[5, 9, 33]], [own], 12)
+    assert engine.abort("aborted") is None
+    with pytest.raises(RequestError, match="duplicate request id; found 'short'"):
+        engine.add(request("short"))
+    outputs = list(engine.run())
+    ended = {output.request_id: output for output in outputs if output.finished}
+    assert list(ended) == ["short", "long"]
+    news = [output.new_token_ids for output in outputs if output.request_id == "long"]
+    assert sum(news, ()) == ended["long"].token_ids
+    assert list(ended["long"].token_ids) == greedy(llama, [5, 9, 33], 40, eos_token_id=None)
+    assert not engine.has_work
+
+
 def test_who_comes_later_decodes_at_once(make_engine):
     engine = make_engine()
     engine.add(request("a"))

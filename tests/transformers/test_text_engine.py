@@ -36,18 +36,31 @@ def requests() -> list[TextRequest]:
     return [TextRequest(prompt=prompt, max_tokens=16) for prompt in PROMPTS]
 
 
+def expected() -> tuple[list[list[int]], list[str]]:
+    """What the model answers, as ids and as texts."""
+    plain = [greedy(cached_model("llama"), spell(prompt), 16) for prompt in PROMPTS]
+    return plain, [byte_tokenizer().decode(answer, skip_special_tokens=True) for answer in plain]
+
+
 def test_serves_texts_together(engine):
     answers = dict.fromkeys(range(len(PROMPTS)), "")
     ends = {}
     for update in engine.stream(requests()):
         answers[update.index] += update.text
         ends[update.index] = update.finish_reason
-    expected = [greedy(cached_model("llama"), spell(prompt), 16) for prompt in PROMPTS]
-    texts = [byte_tokenizer().decode(answer, skip_special_tokens=True) for answer in expected]
+    plain, texts = expected()
     assert answers == dict(enumerate(texts))
     assert set(ends.values()) <= {"length", "stop"}
-    assert engine.metrics.snapshot().total.emitted == sum(map(len, expected))
+    assert engine.metrics.snapshot().total.emitted == sum(map(len, plain))
     assert engine.describe().startswith("toy, 0.0 M parameters, torch.float32, on a CPU")
+
+
+def test_streams_that_are_open_together_keep_their_answers(engine):
+    streams = [engine.stream([each]) for each in requests()]
+    begun = [next(stream).text for stream in streams]
+    rests = ["".join(update.text for update in stream) for stream in streams]
+    _, texts = expected()
+    assert [text + rest for text, rest in zip(begun, rests, strict=True)] == texts
 
 
 def test_whoever_stops_listening_leaves_nothing_behind(engine):
