@@ -7,7 +7,8 @@ without a draft decodes plainly.  Grammars are functions of the ids so far, whic
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -121,12 +122,8 @@ class Decoder:
         for index, state in enumerate(states):
             if state.processors is not None:
                 drafted = draft.token_ids[index, : int(draft.lengths[index])].tolist()
-                try:
+                with _named(state, "a logits processor"):
                     process_row(state.processors, state.tokens, drafted, state.end_token_ids, logits[index])
-                except Exception as error:
-                    name = state.request.request_id
-                    error.add_note(f"raised by a logits processor of request {name!r}; abort it and the others go on")
-                    raise
         return logits
 
     def _verify(self, batch: DecodeBatch, draft: Draft, logits: Tensor) -> Verification:
@@ -158,7 +155,8 @@ class Decoder:
             tokens = [token for token in row if token >= 0]
             start = state.length
             self.write(state.slot, start, tokens)
-            received = state.extend(tokens)
+            with _named(state, "a stop condition"):
+                received = state.extend(tokens)
             after_stop.append(len(tokens) - received)
             state.computed = start + len(tokens) - 1
             verified, accepted = until_stop(verified, len(tokens) - 1, received)
@@ -176,6 +174,17 @@ class Decoder:
         )
         self.drafts.observe(batch.view(self.runner.vocab_size, after_stop), self._grammars.annotated(outcome))
         return counts
+
+
+@contextmanager
+def _named(state: RequestState, what: str) -> Iterator[None]:
+    """Note on an exception whose request raised it."""
+    try:
+        yield
+    except Exception as error:
+        name = state.request.request_id
+        error.add_note(f"raised by {what} of request {name!r}; abort it and the others go on")
+        raise
 
 
 def _grammar_states(states: Sequence[RequestState], device: torch.device) -> list[AllowedState | None]:

@@ -217,18 +217,23 @@ class Engine:
     @torch.no_grad()
     def step(self) -> list[RequestOutput]:
         """Run one engine step; return the outputs of requests that emitted, in it or since the step before."""
+        # Those that have ended are of a step in which the callback of another request raised.
+        self._keep_outputs([state for state in self._running if state.finish_reason is not None])
         self._admit()
         self._prefill([state for state in self._running if state.pending_tokens > 1])
         decoding = [state for state in self._running if state.pending_tokens == 1]
         if decoding:
             self._decoder.step(decoding)
-        for state in decoding:
-            self._kept.append(state.take_output())
-            if state.finish_reason is not None:
-                self._release(state, aborted=False)
+        self._keep_outputs(decoding)
         outputs = self._kept
         self._kept = []
         return outputs
+
+    def _keep_outputs(self, states: Sequence[RequestState]) -> None:
+        for state in states:
+            self._kept.append(state.take_output())
+            if state.finish_reason is not None:
+                self._release(state, aborted=False)
 
     def _prefill(self, filling: list[RequestState]) -> None:
         """Put one chunk of each row's text, all but its last token, into the cache."""

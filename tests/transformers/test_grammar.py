@@ -145,7 +145,7 @@ def test_nor_behind_model_generate(llama):
     assert found[0, len(prompt) :].tolist() == ENDED
 
 
-@pytest.mark.parametrize("raises", ["grammar", "processor"])
+@pytest.mark.parametrize("raises", ["grammar", "processor", "stop_when"])
 def test_what_raises_names_its_request_and_the_others_go_on(raises, make_engine, llama):
     def broken(*_: object) -> list[int]:
         raise ZeroDivisionError("planted")
@@ -154,7 +154,9 @@ def test_what_raises_names_its_request_and_the_others_go_on(raises, make_engine,
     engine = make_engine(proposer="garbage")
     engine.add(GenerateRequest(prompt=[5, 6], request_id="good", params=SamplingParams(max_tokens=9)))
     processors = broken if raises == "processor" else None
-    engine.add(GenerateRequest(prompt=[5, 6], request_id="bad", params=params, processors=processors))
+    stop_when = broken if raises == "stop_when" else None
+    bad = GenerateRequest(prompt=[5, 6], request_id="bad", params=params, processors=processors, stop_when=stop_when)
+    engine.add(bad)
     with pytest.raises(ZeroDivisionError) as caught:
         list(engine.run())
     assert "'bad'" in caught.value.__notes__[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -61,6 +62,21 @@ def test_abort_a_running_or_waiting_request(make_engine, llama, victim):
     seen = [event.visible for event in Recorder.newest.events if event.kind is ABORTED]
     expected = [len(PROMPTS[victim]) + len(aborted.token_ids)] if victim < 3 else []
     assert seen == expected, "plug-ins never heard of one that only waited"
+
+
+def test_requests_that_end_beside_one_that_raises_have_ended(make_engine, llama):
+    """Their output comes with the next step, though that raises as well."""
+    engine = make_engine()
+    engine.add(request("ended", max_tokens=1))
+    engine.add(replace(request("bad"), stop_when=lambda _ids: 1 // 0))
+    engine.add(request("behind"))
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            engine.step()
+    engine.abort("bad")
+    last = {output.request_id: output for output in engine.run()}
+    assert (last["ended"].token_ids, last["ended"].finish_reason) == (last["behind"].token_ids[:1], "length")
+    assert_plain(llama, [[5, 9, 33]], [last["behind"]], 12)
 
 
 def test_one_line_says_what_starts(make_engine, caplog):
