@@ -124,9 +124,10 @@ class Engine:
         Raises:
             RequestError: the request is invalid.
         """
-        state = self._intake.accept(request)
+        in_use = self._in_use()
+        state = self._intake.accept(request, in_use)
         name = state.request.request_id
-        if name in self._in_use():
+        if name in in_use:
             raise RequestError.build("duplicate request id", who="Engine.add", found=repr(name), expected="a new id")
         self._by_id[name] = state
         self._waiting.append(state)
