@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,8 +77,12 @@ def test_whoever_stops_listening_leaves_nothing_behind(engine):
 
 def test_what_cannot_be_loaded_is_named(folder, tmp_path):
     settings = load_settings({}, env={}).settings
-    with pytest.raises(EngineError, match="cannot load model"):
+    with pytest.raises(EngineError, match="cannot load the model; found "):
         TransformersEngine(str(tmp_path), settings, device="cpu")
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(EngineError, match="broken: cannot load the model; found SafetensorError"):
+        TransformersEngine(str(broken), settings, device="cpu")
     with pytest.raises(EngineError, match=r"unknown dtype; found 'floaty'; expected float32"):
         TransformersEngine(str(folder), settings, device="cpu", dtype="floaty")
 
