@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +64,18 @@ def check_arguments(config: Any, model_kwargs: Mapping[str, Any], rows: int, str
         expected = f"at least {_LOWEST_TEMPERATURE}"
         remedy = "Set do_sample=False for greedy search"
         raise refusal("the temperature is too low to divide logits by", config.temperature, expected, remedy)
+
+
+def check_requests(requests: Sequence[Mapping[str, Any]] | None, rows: int) -> None:
+    """Refuse fields of other requests than the rows.
+
+    Raises:
+        EngineError: they are not one mapping per row.
+    """
+    if requests is not None and len(requests) != rows:
+        expected = f"{rows} mappings, one per row, num_return_sequences of them per prompt"
+        remedy = "Give a row without fields an empty mapping"
+        raise refusal("specplug_requests does not fit the rows", len(requests), expected, remedy)
 
 
 def remove_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[Tensor]:

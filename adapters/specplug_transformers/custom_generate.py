@@ -23,7 +23,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specplug.settings import Settings
 from specplug.settings.sources import load_settings
-from specplug_transformers.arguments import check_arguments, check_lengths, refusal, remove_padding
+from specplug_transformers.arguments import check_arguments, check_lengths, check_requests, refusal, remove_padding
 from specplug_transformers.engine import Engine
 from specplug_transformers.intake import GenerateRequest
 from specplug_transformers.params import SamplingParams
@@ -103,7 +103,7 @@ def speculative_generate(
 
     Args:
         specplug: a mapping that overrides SPECPLUG_CONFIG and the defaults, or a `Settings` object in their place.
-        specplug_requests: per-request fields, one mapping per row.
+        specplug_requests: per-request fields, one mapping per row, `num_return_sequences` of them per prompt.
         specplug_streamer: receives a single prompt and then its new tokens, as `streamer` does.
         model_kwargs: arguments that `generate` prepared for the forward pass; only `attention_mask` is used, and any
             argument that would change the model's output is refused.  Processors and criteria that are not
@@ -117,6 +117,7 @@ def speculative_generate(
         EngineError: the arguments of `generate` are not supported here.
     """
     check_arguments(generation_config, model_kwargs, len(input_ids), specplug_streamer)
+    check_requests(specplug_requests, len(input_ids))
     prompts = remove_padding(input_ids, model_kwargs)
     padded_length = input_ids.shape[1]
     max_tokens = (stopping_criteria.max_length or generation_config.max_length) - padded_length
@@ -124,10 +125,11 @@ def speculative_generate(
     ends = RowEnds(paddings, stopping_criteria)
     with _engine_of(model, specplug, len(prompts)) as engine:
         check_lengths(max_tokens, prompts, engine.max_length)
+        eos = [token for token in ends.token_ids if token in range(engine.runner.vocab_size)]
         requests = [
             GenerateRequest(
                 prompt=prompt.tolist(),
-                params=_params(max_tokens, generation_config),
+                params=_params(max_tokens, generation_config, eos),
                 specplug=None if specplug_requests is None else specplug_requests[row],
                 processors=processors_of(row, paddings, logits_processor) if len(logits_processor) else None,
                 stop_when=ends.stop_when(row),
@@ -170,12 +172,13 @@ def _engine_of(model: Any, chosen: Settings | Mapping[str, Any] | None, rows: in
     _idle[model] = engine, close
 
 
-def _params(max_tokens: int, config: Any) -> SamplingParams:
+def _params(max_tokens: int, config: Any, eos: list[int]) -> SamplingParams:
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=float(bool(config.do_sample)),  # the processors include the warpers
         seed=int(torch.randint(1 << 62, ())),  # follows torch.manual_seed, as `generate` does
-        ignore_eos=True,  # the stopping criteria include the end of sequence
+        stop_token_ids=eos,  # a grammar is not asked after one of them
+        ignore_eos=True,  # the stopping criteria include those of this call
     )
 
 

@@ -7,7 +7,8 @@ without a draft decodes plainly.  Grammars are functions of the ids so far, whic
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,6 +43,7 @@ class Decoder:
         lossy: a verifier for the requests that name it.
         steps: forward passes of the target that emitted tokens.
         last_step: cost of the newest decode step, without prefill; None before the first.
+        batch: that of the newest step; None once one of its requests has left, which it would keep alive.
     """
 
     runner: ModelRunner
@@ -53,18 +55,18 @@ class Decoder:
     lossy: Verifier | None = None
     steps: int = 0
     last_step: StepCost | None = None
+    batch: DecodeBatch | None = None
 
     def __post_init__(self) -> None:
         self._grammars = Completer(FaultGuard(SOURCE, sink=self.drafts.metrics.count_fault))
-        self._batch: DecodeBatch | None = None
         self._plan = NO_SPECULATION
 
     def step(self, states: Sequence[RequestState]) -> None:
         """Extend each request by its accepted draft tokens and the token after them."""
         began = time.perf_counter()
-        if self._batch is None or self._batch.states != tuple(states):
-            self._batch = DecodeBatch(states, self.allocator, self.tokens)
-        batch = self._batch
+        if self.batch is None or self.batch.states != tuple(states):
+            self.batch = DecodeBatch(states, self.allocator, self.tokens)
+        batch = self.batch
         draft = self._draft(batch)
         drafted = time.perf_counter()
         logits = self._target_logits(batch, draft)
@@ -120,12 +122,8 @@ class Decoder:
         for index, state in enumerate(states):
             if state.processors is not None:
                 drafted = draft.token_ids[index, : int(draft.lengths[index])].tolist()
-                try:
-                    process_row(state.processors, state.tokens, drafted, logits[index])
-                except Exception as error:
-                    name = state.request.request_id
-                    error.add_note(f"raised by a logits processor of request {name!r}; abort it and the others go on")
-                    raise
+                with _named(state, "a logits processor"):
+                    process_row(state.processors, state.tokens, drafted, state.end_token_ids, logits[index])
         return logits
 
     def _verify(self, batch: DecodeBatch, draft: Draft, logits: Tensor) -> Verification:
@@ -157,7 +155,8 @@ class Decoder:
             tokens = [token for token in row if token >= 0]
             start = state.length
             self.write(state.slot, start, tokens)
-            received = state.extend(tokens)
+            with _named(state, "a stop condition"):
+                received = state.extend(tokens)
             after_stop.append(len(tokens) - received)
             state.computed = start + len(tokens) - 1
             verified, accepted = until_stop(verified, len(tokens) - 1, received)
@@ -175,6 +174,17 @@ class Decoder:
         )
         self.drafts.observe(batch.view(self.runner.vocab_size, after_stop), self._grammars.annotated(outcome))
         return counts
+
+
+@contextmanager
+def _named(state: RequestState, what: str) -> Iterator[None]:
+    """Note on an exception whose request raised it."""
+    try:
+        yield
+    except Exception as error:
+        name = state.request.request_id
+        error.add_note(f"raised by {what} of request {name!r}; abort it and the others go on")
+        raise
 
 
 def _grammar_states(states: Sequence[RequestState], device: torch.device) -> list[AllowedState | None]:

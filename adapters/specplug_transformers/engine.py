@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from specplug.assembly import build_draft_stage, build_plan_stage, build_verifier
 from specplug.cost.store import StartCosts
-from specplug.errors import RequestError
+from specplug.errors import EngineError, RequestError
 from specplug.interfaces import PluginContext
 from specplug.metrics import SpecMetrics
 from specplug.operator.startup import start_line
@@ -56,7 +56,7 @@ class Engine:
         start_costs: what steps cost, as far as it is known before the first request.
 
     Raises:
-        EngineError: the model cannot be served exactly, or the installed transformers is not supported.
+        EngineError: a size is below 1, the model cannot be served exactly, or transformers' version is not supported.
         SettingsError, PluginError: the settings are invalid, or name plug-ins that are not installed.
     """
 
@@ -71,6 +71,7 @@ class Engine:
         prefill_chunk: int = 512,
         registry: Registry | None = None,
     ) -> None:
+        _check_sizes(max_num_seqs=max_num_seqs, max_length=max_length, prefill_chunk=prefill_chunk)
         self.registry = registry or default_registry()
         if not isinstance(settings, Settings):
             settings = load_settings(settings, flags_origin="Engine(settings=...)", registry=self.registry).settings
@@ -112,6 +113,7 @@ class Engine:
         self._waiting: deque[RequestState] = deque()
         self._running: list[RequestState] = []  # index is the row of the key-value cache
         self._by_id: dict[str, RequestState] = {}
+        self._kept: list[RequestOutput] = []  # outputs that no step has returned yet
         logger.info("%s", start_line(settings, gamma, "transformers", "synchronous"))
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -122,16 +124,21 @@ class Engine:
         Raises:
             RequestError: the request is invalid.
         """
-        state = self._intake.accept(request)
+        in_use = self._in_use()
+        state = self._intake.accept(request, in_use)
         name = state.request.request_id
-        if name in self._by_id:
+        if name in in_use:
             raise RequestError.build("duplicate request id", who="Engine.add", found=repr(name), expected="a new id")
         self._by_id[name] = state
         self._waiting.append(state)
         return name
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """Abort a waiting or running request and return its last output; None for unknown and finished ids."""
+        """Abort a waiting or running request and return its last output; None for unknown and finished ids.
+
+        Outputs of it that no step has returned yet are dropped.
+        """
+        self._kept = [output for output in self._kept if output.request_id != request_id]
         state = self._by_id.get(request_id)
         if state is None:
             return None
@@ -144,12 +151,15 @@ class Engine:
         return state.take_output()
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[RequestOutput]:
-        """Serve requests to their end and return their outputs in order; abort all of them if anything raises."""
+        """Serve requests to their end and return their outputs in order; abort all of them if anything raises.
+
+        Later steps return the outputs of other requests.
+        """
         order: list[str] = []
         try:
             for request in requests:
                 order.append(self.add(request))
-            done = {output.request_id: output for output in self.run() if output.finished}
+            done = {output.request_id: output for output in self.serve(order) if output.finished}
             return [done[name] for name in order]
         finally:
             for name in order:
@@ -160,10 +170,20 @@ class Engine:
         while self.has_work:
             yield from self.step()
 
+    def serve(self, request_ids: Collection[str]) -> Iterator[RequestOutput]:
+        """Step until these requests have ended, and yield their outputs; later steps return those of the others."""
+        while not self._in_use().isdisjoint(request_ids):
+            outputs = self.step()
+            self._kept += [output for output in outputs if output.request_id not in request_ids]
+            yield from [output for output in outputs if output.request_id in request_ids]
+
     @property
     def has_work(self) -> bool:
-        """Whether any request is running or waiting."""
-        return bool(self._running or self._waiting)
+        """Whether any request is running or waiting, or has outputs that no step has returned yet."""
+        return bool(self._in_use())
+
+    def _in_use(self) -> set[str]:
+        return self._by_id.keys() | {output.request_id for output in self._kept}
 
     @property
     def metrics(self) -> SpecMetrics:
@@ -197,19 +217,24 @@ class Engine:
     # Not inference mode: its tensors may not be written outside of it, for example by proposers' threads.
     @torch.no_grad()
     def step(self) -> list[RequestOutput]:
-        """Run one engine step; return an output for every request that emitted."""
+        """Run one engine step; return the outputs of requests that emitted, in it or since the step before."""
+        # Those that have ended are of a step in which the callback of another request raised.
+        self._keep_outputs([state for state in self._running if state.finish_reason is not None])
         self._admit()
         self._prefill([state for state in self._running if state.pending_tokens > 1])
         decoding = [state for state in self._running if state.pending_tokens == 1]
-        if not decoding:
-            return []
-        self._decoder.step(decoding)
-        outputs = []
-        for state in decoding:
-            outputs.append(state.take_output())
+        if decoding:
+            self._decoder.step(decoding)
+        self._keep_outputs(decoding)
+        outputs = self._kept
+        self._kept = []
+        return outputs
+
+    def _keep_outputs(self, states: Sequence[RequestState]) -> None:
+        for state in states:
+            self._kept.append(state.take_output())
             if state.finish_reason is not None:
                 self._release(state, aborted=False)
-        return outputs
 
     def _prefill(self, filling: list[RequestState]) -> None:
         """Put one chunk of each row's text, all but its last token, into the cache."""
@@ -262,9 +287,17 @@ class Engine:
     def _release(self, state: RequestState, *, aborted: bool) -> None:
         """Free the slot and the cache row; the last row moves into the gap, so that rows in use stay contiguous."""
         self._allocator.finish(state.request.request_id, aborted=aborted, visible=state.visible_length)
+        self._decoder.batch = None
         last = self._running.pop()
         if last is not state:
             self.runner.cache.move(last.row, state.row)
             self._running[state.row] = last
             last.row = state.row
         del self._by_id[state.request.request_id]
+
+
+def _check_sizes(**sizes: int | None) -> None:
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            remedy = "Leave it out for the default"
+            raise EngineError.build(f"bad {name}", who="Engine", found=size, expected="an integer >= 1", remedy=remedy)

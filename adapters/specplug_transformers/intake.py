@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
@@ -60,10 +60,10 @@ class RequestIntake:
     def __post_init__(self, model: Any) -> None:
         self._tokenizer: Any = self.context.target_tokenizer
         self._eos = _eos_token_ids(model)
-        self._numbers = itertools.count()
+        self._names = map("request-{}".format, itertools.count())
 
-    def accept(self, generate_request: GenerateRequest) -> RequestState:
-        """Validate a request and return its state.
+    def accept(self, generate_request: GenerateRequest, in_use: Container[str]) -> RequestState:
+        """Validate a request and return its state; without an id it gets one that is not in use.
 
         Raises:
             RequestError: the prompt, a field or a parameter is invalid.
@@ -85,7 +85,7 @@ class RequestIntake:
             raise RequestError.build("stop strings need a tokenizer", remedy="Build the engine with one")
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         request = Request(
-            request_id=generate_request.request_id or f"request-{next(self._numbers)}",
+            request_id=generate_request.request_id or next(name for name in self._names if name not in in_use),
             prompt_length=len(prompt),
             max_tokens=params.max_tokens,
             temperature=params.temperature,

@@ -8,7 +8,7 @@ that Hugging Face lacks.  The verifier applies temperature, top-k, top-p and min
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -167,15 +167,17 @@ def build_processors(
     return processors if len(processors) else None  # type: ignore[return-value]
 
 
-def process_row(processors: Processor, text: Sequence[int], draft: Sequence[int], logits: Tensor) -> None:
+def process_row(
+    processors: Processor, text: Sequence[int], draft: Sequence[int], ends: Collection[int], logits: Tensor
+) -> None:
     """Process one request's logits [N + 1, V] in place, for `text` followed by at most N draft tokens.
 
-    Stops at a draft token whose logit has become -inf: it will be rejected, so later logits are unused, and a grammar
-    is never called with a text that it does not allow.
+    Stops at a draft token whose logit has become -inf, as it will be rejected, or that is one of `ends`, the ids that
+    end the request: later logits are unused, and a grammar is never called with a text that it does not allow.
     """
     ids = torch.tensor([*text, *draft], dtype=torch.int64, device=logits.device)[None]
     for position in range(len(draft) + 1):
         row = logits[position : position + 1]
         row.copy_(processors(ids[:, : len(text) + position], row.clone()))
-        if position < len(draft) and row[0, draft[position]] == -torch.inf:
+        if position < len(draft) and (draft[position] in ends or row[0, draft[position]] == -torch.inf):
             return

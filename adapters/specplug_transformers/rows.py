@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers import EosTokenCriteria, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import logits_process, stopping_criteria
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
@@ -62,12 +62,17 @@ class RowEnds:
     Args:
         paddings: the padding of each row.
         criteria: the stopping criteria.
+
+    Attributes:
+        token_ids: the end-of-sequence ids among the criteria.
     """
 
     def __init__(self, paddings: Sequence[Tensor], criteria: StoppingCriteriaList) -> None:
         self._paddings = paddings
         self._alike = StoppingCriteriaList(it for it in criteria if type(it) in _SAME_FOR_ALL_ROWS)
         self._others = StoppingCriteriaList(it for it in criteria if type(it) not in _SAME_FOR_ALL_ROWS)
+        eos = [it for it in criteria if type(it) is EosTokenCriteria]
+        self.token_ids = [token for it in eos for token in it.eos_token_id.flatten().tolist()]
         self._goes_on = not any(hasattr(it, "eos_token_id") for it in criteria)
         self._ends = [0] * len(paddings)  # lengths, padding included
 

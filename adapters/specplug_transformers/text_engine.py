@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from specplug.draft_model.model import errors_of_libraries
 from specplug.errors import EngineError, RequestError
 from specplug.metrics import SpecMetrics
 from specplug.plugins.embedded import TextRequest, TextUpdate
@@ -72,7 +73,7 @@ class TransformersEngine:
                         expected="a request without them",
                     )
                 index[self.engine.add(_translate(request))] = number
-            for output in self.engine.run():
+            for output in self.engine.serve(index):
                 number = index[output.request_id]
                 yield TextUpdate(
                     index=number,
@@ -129,20 +130,11 @@ def load(model: str, device: str, dtype: str) -> tuple[Any, Any]:
         names = "float32, bfloat16, float16"
         raise EngineError.build("unknown dtype", who="specplug_transformers", found=repr(dtype), expected=names)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # the command line shows its own progress
-    try:
+    with errors_of_libraries(model, "cannot load the model", EngineError):
         tokenizer = AutoTokenizer.from_pretrained(model)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             model, dtype=getattr(torch, dtype), attn_implementation="sdpa"
         )
-    except (OSError, ValueError) as error:
-        is_path = model.startswith((".", "/", "~"))  # Hugging Face takes a folder that is not there for a model id
-        raise EngineError.build(
-            f"cannot load model {model!r}",
-            who="specplug_transformers",
-            found="no such folder" if is_path and not Path(model).exists() else str(error).strip().splitlines()[0],
-            expected="a folder with a Hugging Face causal language model, or a model id that can be downloaded",
-            remedy="Check the path, or name one of the shipped models",
-        ) from error
     return loaded.to(device), tokenizer
 
 

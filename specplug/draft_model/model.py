@@ -163,15 +163,15 @@ def _load(path: str, dtype: torch.dtype | str) -> Any:
 
 
 @contextmanager
-def errors_of_libraries(path: str, what: str) -> Iterator[None]:
-    """Turn whatever hub clients, configurations and architectures raise into a PluginError about the model `path`."""
+def errors_of_libraries(path: str, what: str, kind: type[SpecplugError] = PluginError) -> Iterator[None]:
+    """Turn whatever hub clients, configurations and architectures raise into an error about the model `path`."""
     try:
         yield
     except SpecplugError:
         raise
     except Exception as error:
         is_missing = path.startswith(("/", ".", "~")) and not Path(path).exists()
-        raise PluginError.build(
+        raise kind.build(
             what,
             who=path,
             found="no such folder" if is_missing else first_line(error),

@@ -67,7 +67,7 @@ def complete(
         max_tokens = room[row] if spare is None else min(room[row], lengths[row] + spare)
         if max_tokens <= lengths[row]:
             continue
-        _, added[row], levels[row] = follow(state, ids[row][: lengths[row]], max_tokens)
+        added[row], levels[row] = follow(state, ids[row][: lengths[row]], max_tokens)
         spare = None if spare is None else spare - len(added[row])
     forced = None
     if any(added):

@@ -42,12 +42,8 @@ class GrammarState(Protocol):
 
 
 class Followed(NamedTuple):
-    """A grammar's result for one row.
+    """The tokens that a grammar drafts after the legal part of one row's draft, and their confidences."""
 
-    `kept` counts the legal tokens at the start of the draft; `added` are those that the grammar drafts after them.
-    """
-
-    kept: int
     added: list[int]
     confidence: list[float]
 
@@ -89,7 +85,7 @@ def follow(state: GrammarState, drafted: Sequence[int], room: int) -> Followed:
     finally:
         if path:
             state.rollback(len(path))
-    return Followed(kept, added, levels)
+    return Followed(added, levels)
 
 
 WORD = 32
@@ -124,7 +120,7 @@ class AllowedState:
         return self._known[length]
 
     def advance(self, token: int) -> bool:
-        if token not in self._here():
+        if self.is_ended or token not in self._here():
             return False
         self._text.append(token)
         return True

@@ -12,6 +12,7 @@ from transformers import (
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    LogitsProcessorList,
     StoppingCriteriaList,
 )
 
@@ -77,6 +78,17 @@ def test_requests_have_fields_of_their_own():
         **inputs, max_new_tokens=9, do_sample=False, specplug_requests=[{}, {"enabled": False}], **SPECULATION
     )
     assert torch.equal(found, model.generate(**inputs, max_new_tokens=9, do_sample=False))
+
+
+@pytest.mark.parametrize(("count", "options"), [(1, {}), (3, {}), (2, {"do_sample": True, "num_return_sequences": 2})])
+def test_each_row_has_its_fields(count, options, engines):
+    """Prompts that are repeated are several rows; no engine is built for a call that is refused."""
+    given = {"input_ids": torch.tensor([[5, 9], [9, 5]]), "max_new_tokens": 4, "pad_token_id": PAD, **options}
+    model, rows = small_model(), 2 * options.get("num_return_sequences", 1)
+    with pytest.raises(EngineError, match=f"specplug_requests.*; found {count}; expected {rows} mappings, "):
+        model.generate(**given, specplug_requests=[{}] * count, **SPECULATION)
+    assert not engines
+    assert len(model.generate(**given, specplug_requests=[{}] * rows, **SPECULATION)) == rows
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -173,7 +185,10 @@ def test_the_engine_goes_with_its_model(engines):
     model = small_model()
     with pytest.raises(EngineError, match="num_beams"):
         model.generate(**one(), max_new_tokens=4, num_beams=2, **SPECULATION)
-    model.generate(**one(), max_new_tokens=4, do_sample=False, pad_token_id=PAD, **SPECULATION)
+    holding = LogitsProcessorList([lambda _ids, scores, _model=model: scores])
+    given = {**one(), "max_new_tokens": 4, "do_sample": False, "pad_token_id": PAD, "logits_processor": holding}
+    model.generate(**given, **SPECULATION)
+    del holding, given
     remembered = weakref.ref(model)
     del model
     gc.collect()

@@ -107,7 +107,7 @@ class Anything:
         return True
 
 
-def first_position_alone(processors: Any, text: Sequence[int], draft: Sequence[int], logits: Tensor) -> None:
+def first_position_alone(processors: Any, text: Sequence[int], _draft: Any, _ends: Any, logits: Tensor) -> None:
     logits[:1] = processors(torch.tensor([text]), logits[:1].clone())
 
 

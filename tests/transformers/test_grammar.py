@@ -9,10 +9,10 @@ from specplug.explain.explanation import explained, rows_of
 from specplug.testing.equality import g_test
 from specplug.text.token_texts import decoder
 from specplug.trace import read_trace
-from specplug_transformers import Engine, GenerateRequest, SamplingParams
+from specplug_transformers import Engine, GenerateRequest, SamplingParams, generate
 from tests.transformers import toys
 from tests.transformers.conftest import greedy, requests_of
-from tests.transformers.toys import EOS, Oracle, Recorder, prompts
+from tests.transformers.toys import EOS, VOCAB, Oracle, Recorder, prompts
 
 PROMPTS = prompts(4, seed=3)
 MAX_TOKENS = 24
@@ -110,25 +110,42 @@ def test_traced_under_a_name_of_their_own(make_engine, tmp_path):
         assert found.sources["grammar"]["kept"] == sum(len(row.ids) for row in rows if row.request == output.request_id)
 
 
-def test_a_grammar_that_ends_is_not_requested_further(make_engine):
-    """A form whose tokens are all forced."""
-    answer = [40, 41, 42, EOS]
+ENDED = [40, 41, 42, EOS]
 
-    def only(_batch: int, ids: torch.Tensor) -> list[int]:
-        stated = ids[len(PROMPTS[0]) :].tolist()
-        assert stated == answer[: len(stated)]
-        assert len(stated) < len(answer), "asked behind the end"
-        return [answer[len(stated)]]
 
+def only(prompt: list[int]):
+    """A grammar of one text, all of it forced."""
+
+    def allowed(_batch: int, ids: torch.Tensor) -> list[int]:
+        stated = ids[len(prompt) :].tolist()
+        assert stated == ENDED[: len(stated)]
+        assert len(stated) < len(ENDED), "asked behind the end"
+        return [ENDED[len(stated)]]
+
+    return allowed
+
+
+@pytest.mark.parametrize("drafted", [[], [*ENDED, 90, 91]])
+def test_a_grammar_that_ends_is_not_requested_further(make_engine, drafted):
     engine = make_engine(proposer="oracle", num_speculative_tokens=8)
-    Oracle.answers = {}
-    params = SamplingParams(max_tokens=MAX_TOKENS, allowed_tokens=only)
-    [output] = engine.generate([GenerateRequest(prompt=PROMPTS[0], params=params)])
-    assert list(output.token_ids) == answer
+    Oracle.answers = {"mine-0": drafted}
+    [output] = engine.generate(named(requests_of(PROMPTS[:1], max_tokens=MAX_TOKENS, allowed_tokens=only(PROMPTS[0]))))
+    assert list(output.token_ids) == ENDED
     assert not engine.metrics.snapshot().faults
 
 
-@pytest.mark.parametrize("raises", ["grammar", "processor"])
+def test_nor_behind_model_generate(llama):
+    """The draft repeats the prompt, in which the text goes on after its end."""
+    prompt = [*ENDED, 90, 91, 92, 4]
+    options = {"max_new_tokens": MAX_TOKENS, "prefix_allowed_tokens_fn": only(prompt), "eos_token_id": [EOS, VOCAB]}
+    settings = {"proposer": "ngram-reference", "policy": "fixed", "num_speculative_tokens": 6}
+    found = generate(
+        llama, torch.tensor([prompt]), specplug={**settings, "faults": {"host_deadline_ms": None}}, **options
+    )
+    assert found[0, len(prompt) :].tolist() == ENDED
+
+
+@pytest.mark.parametrize("raises", ["grammar", "processor", "stop_when"])
 def test_what_raises_names_its_request_and_the_others_go_on(raises, make_engine, llama):
     def broken(*_: object) -> list[int]:
         raise ZeroDivisionError("planted")
@@ -137,7 +154,9 @@ def test_what_raises_names_its_request_and_the_others_go_on(raises, make_engine,
     engine = make_engine(proposer="garbage")
     engine.add(GenerateRequest(prompt=[5, 6], request_id="good", params=SamplingParams(max_tokens=9)))
     processors = broken if raises == "processor" else None
-    engine.add(GenerateRequest(prompt=[5, 6], request_id="bad", params=params, processors=processors))
+    stop_when = broken if raises == "stop_when" else None
+    bad = GenerateRequest(prompt=[5, 6], request_id="bad", params=params, processors=processors, stop_when=stop_when)
+    engine.add(bad)
     with pytest.raises(ZeroDivisionError) as caught:
         list(engine.run())
     assert "'bad'" in caught.value.__notes__[0]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
-from specplug.errors import RequestError
+from specplug.errors import EngineError, RequestError
 from specplug.types.request import Lifecycle
 from specplug_fixed.policy import ConstantGamma
 from specplug_transformers import GenerateRequest, SamplingParams
@@ -25,6 +26,13 @@ def request(name, prompt=(5, 9, 33), max_tokens=12):
     return GenerateRequest(
         prompt=prompt, request_id=name, params=SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     )
+
+
+@pytest.mark.parametrize("name", ["max_num_seqs", "max_length", "prefill_chunk"])
+@pytest.mark.parametrize("size", [0, -1])
+def test_sizes_below_one_are_refused(make_engine, name, size):
+    with pytest.raises(EngineError, match=f"Engine: bad {name}; found {size}; expected an integer >= 1. Leave it out"):
+        make_engine(**{name: size})
 
 
 def limit_memory(monkeypatch, engine, fits) -> None:
@@ -54,6 +62,21 @@ def test_abort_a_running_or_waiting_request(make_engine, llama, victim):
     seen = [event.visible for event in Recorder.newest.events if event.kind is ABORTED]
     expected = [len(PROMPTS[victim]) + len(aborted.token_ids)] if victim < 3 else []
     assert seen == expected, "plug-ins never heard of one that only waited"
+
+
+def test_requests_that_end_beside_one_that_raises_have_ended(make_engine, llama):
+    """Their output comes with the next step, though that raises as well."""
+    engine = make_engine()
+    engine.add(request("ended", max_tokens=1))
+    engine.add(replace(request("bad"), stop_when=lambda _ids: 1 // 0))
+    engine.add(request("behind"))
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            engine.step()
+    engine.abort("bad")
+    last = {output.request_id: output for output in engine.run()}
+    assert (last["ended"].token_ids, last["ended"].finish_reason) == (last["behind"].token_ids[:1], "length")
+    assert_plain(llama, [[5, 9, 33]], [last["behind"]], 12)
 
 
 def test_one_line_says_what_starts(make_engine, caplog):
@@ -245,6 +268,24 @@ def test_what_is_not_there(make_engine):
     [output] = engine.generate([request("a")])
     assert output.finish_reason == "length"
     assert engine.abort("a") is engine.abort("never") is None
+
+
+def test_outputs_of_other_requests_wait_for_the_next_step(make_engine, llama):
+    engine = make_engine(max_num_seqs=2)
+    for name, length in (("short", 2), ("long", 40), ("aborted", 2)):
+        engine.add(request(name, max_tokens=length))
+    [own] = engine.generate([request("own")])
+    assert_plain(llama, [[5, 9, 33]], [own], 12)
+    assert engine.abort("aborted") is None
+    with pytest.raises(RequestError, match="duplicate request id; found 'short'"):
+        engine.add(request("short"))
+    outputs = list(engine.run())
+    ended = {output.request_id: output for output in outputs if output.finished}
+    assert list(ended) == ["short", "long"]
+    news = [output.new_token_ids for output in outputs if output.request_id == "long"]
+    assert sum(news, ()) == ended["long"].token_ids
+    assert list(ended["long"].token_ids) == greedy(llama, [5, 9, 33], 40, eos_token_id=None)
+    assert not engine.has_work
 
 
 def test_who_comes_later_decodes_at_once(make_engine):

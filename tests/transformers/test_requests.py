@@ -98,6 +98,13 @@ def test_mistakes_are_refused_and_the_engine_serves_on(make_engine, llama):
     assert engine.add(request(request_id="first")) == "first", "the id is free again"
 
 
+def test_an_id_that_the_engine_chooses_is_new(make_engine):
+    engine = make_engine()
+    assert [engine.add(request(request_id=name)) for name in ("request-0", None, "request-2", None)] == [
+        f"request-{number}" for number in range(4)
+    ]
+
+
 BAD_PARAMS = {
     "max_tokens": [0, -1, 1.5, "3", None, True],
     "temperature": [-0.1, math.nan, math.inf, "hot", None],

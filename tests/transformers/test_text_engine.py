@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,18 +37,31 @@ def requests() -> list[TextRequest]:
     return [TextRequest(prompt=prompt, max_tokens=16) for prompt in PROMPTS]
 
 
+def expected() -> tuple[list[list[int]], list[str]]:
+    """What the model answers, as ids and as texts."""
+    plain = [greedy(cached_model("llama"), spell(prompt), 16) for prompt in PROMPTS]
+    return plain, [byte_tokenizer().decode(answer, skip_special_tokens=True) for answer in plain]
+
+
 def test_serves_texts_together(engine):
     answers = dict.fromkeys(range(len(PROMPTS)), "")
     ends = {}
     for update in engine.stream(requests()):
         answers[update.index] += update.text
         ends[update.index] = update.finish_reason
-    expected = [greedy(cached_model("llama"), spell(prompt), 16) for prompt in PROMPTS]
-    texts = [byte_tokenizer().decode(answer, skip_special_tokens=True) for answer in expected]
+    plain, texts = expected()
     assert answers == dict(enumerate(texts))
     assert set(ends.values()) <= {"length", "stop"}
-    assert engine.metrics.snapshot().total.emitted == sum(map(len, expected))
+    assert engine.metrics.snapshot().total.emitted == sum(map(len, plain))
     assert engine.describe().startswith("toy, 0.0 M parameters, torch.float32, on a CPU")
+
+
+def test_streams_that_are_open_together_keep_their_answers(engine):
+    streams = [engine.stream([each]) for each in requests()]
+    begun = [next(stream).text for stream in streams]
+    rests = ["".join(update.text for update in stream) for stream in streams]
+    _, texts = expected()
+    assert [text + rest for text, rest in zip(begun, rests, strict=True)] == texts
 
 
 def test_whoever_stops_listening_leaves_nothing_behind(engine):
@@ -63,8 +77,12 @@ def test_whoever_stops_listening_leaves_nothing_behind(engine):
 
 def test_what_cannot_be_loaded_is_named(folder, tmp_path):
     settings = load_settings({}, env={}).settings
-    with pytest.raises(EngineError, match="cannot load model"):
+    with pytest.raises(EngineError, match="cannot load the model; found "):
         TransformersEngine(str(tmp_path), settings, device="cpu")
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(EngineError, match="broken: cannot load the model; found SafetensorError"):
+        TransformersEngine(str(broken), settings, device="cpu")
     with pytest.raises(EngineError, match=r"unknown dtype; found 'floaty'; expected float32"):
         TransformersEngine(str(folder), settings, device="cpu", dtype="floaty")
 

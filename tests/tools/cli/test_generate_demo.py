@@ -155,7 +155,7 @@ def test_an_answer_that_ends_at_once_says_so():
         (("generate", "tiny"), "no prompt"),
         (("generate", "tiny", "x", "--system", "y"), "a system prompt needs a chat template"),
         (("generate", "tiny", "x", "--proposer", "ngrm"), "Did you mean 'ngram'?"),
-        (("generate", "/no/such/model", "x"), "cannot load model '/no/such/model'; found no such folder"),
+        (("generate", "/no/such/model", "x"), "/no/such/model: cannot load the model; found no such folder"),
         (("generate", "tiny", "x", "--engine", "vllm"), "Start `vllm serve MODEL ...` (docs/serving.md), and then"),
         (("audit", "tiny", "--engine", "sglang"), "Start `python -m sglang.launch_server --model-path MODEL ...`"),
         (("demo", "--engine", "vlm"), "--engine: models are run by transformers only; found 'vlm'"),
