@@ -43,7 +43,7 @@ def use_of(vllm_config: Any) -> Use:
         return ""
     if spec.method == METHOD and spec.model == PROPOSER:
         return "proposers"
-    if not _has_section(vllm_config):
+    if not has_section(vllm_config.additional_config):
         return ""
     return "hybrid" if section_of(vllm_config.additional_config).get("proposer") == HYBRID else "engine"
 
@@ -58,9 +58,9 @@ def drafter_of(vllm_config: Any) -> str:
     return str(vllm_config.speculative_config.method) if use_of(vllm_config) in ("engine", "hybrid") else ""
 
 
-def _has_section(vllm_config: Any) -> bool:
-    settings = getattr(vllm_config, "additional_config", None)
-    return isinstance(settings, dict) and SECTION in settings
+def has_section(additional_config: Any) -> bool:
+    """Return whether ``--additional-config`` has specplug's section."""
+    return isinstance(additional_config, dict) and SECTION in additional_config
 
 
 def lossy_method(vllm_config: Any) -> str:
@@ -92,7 +92,7 @@ def engine_tokens(vllm_config: Any) -> int:
 def _loaded(vllm_config: Any) -> tuple[ResolvedSettings, int]:
     draft_length = vllm_config.speculative_config.num_speculative_tokens
     section = json.dumps(section_of(vllm_config.additional_config), sort_keys=True)
-    implied = use_of(vllm_config) == "proposers" and _has_section(vllm_config)
+    implied = use_of(vllm_config) == "proposers" and has_section(vllm_config.additional_config)
     return _load(section, draft_length, implied, drafter_of(vllm_config), os.environ.get(CONFIG_VARIABLE, ""))
 
 

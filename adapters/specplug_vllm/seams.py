@@ -42,7 +42,7 @@ vllm.v1.core.sched.scheduler
   Scheduler: dynamic_sd_lookup num_spec_tokens reset_prefix_cache schedule
   Scheduler._update_after_schedule(scheduler_output)
   Scheduler.update_from_output(scheduler_output, model_runner_output)
-  Scheduler.make_spec_decoding_stats(*, num_accepted_tokens, num_draft_tokens, request_id)
+  Scheduler.make_spec_decoding_stats(*, num_accepted_tokens, num_draft_tokens, num_invalid_spec_tokens, request_id)
   Scheduler.update_draft_token_ids(draft_token_ids)
   Scheduler._free_request(request)
   Scheduler._handle_stopped_request(request)

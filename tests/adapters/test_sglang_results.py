@@ -40,6 +40,7 @@ def request(*, tokens: int = 1, ended: bool = False, through_stop: int = 0) -> A
         origin_input_ids=[1, 2],
         output_ids=[4] * tokens,
         output_ids_through_stop=[4] * through_stop,
+        is_retracted=False,
         finished=lambda: ended,
     )
 
@@ -58,7 +59,6 @@ def launched(results: Results, reqs: list[Any], verified: int = LENGTH) -> None:
         (4, 5, (1, 4, 4, 5)),  # at its very end
         (0, 1, (1, 4, 0, 1)),
         (4, 1, (1, 0, 0, 1)),
-        (4, 0, (1, 0, 0, 0)),  # it had ended before
     ],
 )
 def test_drafts_count_up_to_the_end_that_sglang_finds_after_the_step(accepted, ends, counted):
@@ -98,6 +98,44 @@ def test_a_request_that_ended_while_sglang_ran_ahead_is_not_counted():
     results.settle()
     total = counts.snapshot({}).total
     assert (total.target_steps, total.verified, total.accepted, total.emitted) == (1, 4, 0, 1)
+
+
+@pytest.mark.parametrize("verified", [0, LENGTH])
+def test_a_request_that_was_retracted_while_its_step_ran_is_not_counted(verified):
+    """SGLang drops its tokens, and computes them anew once it has resumed."""
+    counts, planner = OutcomeCounts("eagle", LENGTH), Planner()
+    results = Results(planner, None, counts)  # type: ignore[arg-type]
+    retracted = request()
+    launched(results, [retracted, request()], verified)
+    retracted.is_retracted = True
+    results.verified([2, 0] if verified else [0, 0])
+    results.settle()
+    total = counts.snapshot({}).total
+    assert (total.target_steps, total.verified, total.accepted, total.emitted) == (1, verified, 0, 1)
+    assert planner.finished == [[("r", verified, 0)]]
+
+
+def test_a_plain_step_of_a_request_that_was_retracted_meanwhile_is_not_counted():
+    counts = OutcomeCounts("eagle", LENGTH)
+    results = Results(Planner(), None, counts)  # type: ignore[arg-type]
+    retracted = request()
+    results.add(0.0, [retracted, request()], 0, None, NO_DRAFTS)
+    retracted.is_retracted = True
+    results.verified([0, 0])
+    total = counts.snapshot({}).total
+    assert (total.target_steps, total.emitted) == (1, 1)
+
+
+def test_a_request_that_sglang_ends_in_place_of_its_step_is_not_counted():
+    counts, planner = OutcomeCounts("eagle", LENGTH), Planner()
+    results = Results(planner, None, counts)  # type: ignore[arg-type]
+    req = request(through_stop=1)
+    launched(results, [req])
+    results.verified([4])
+    req.finished = lambda: True
+    results.settle()
+    assert {name: each.emitted for name, each in counts.snapshot({}).by_source.items()} == {"eagle": 0, "none": 0}
+    assert planner.finished == [[]]
 
 
 def test_results_of_a_step_that_the_worker_did_not_see_are_dropped():

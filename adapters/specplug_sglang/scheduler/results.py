@@ -67,8 +67,12 @@ class Results:
             self._planner.finish(step, (), ended, report)
         elif self._planner.reads_costs or self._outcomes is not None:
             counts = zip(step.rows, result.cap_lens.tolist(), accepted, strict=True)
-            # SGLang may have let requests run beyond their ends; `cap_lens` counts the token after the drafts.
-            rows = [(req, len(req.output_ids), count - 1, kept) for req, count, kept in counts if not req.finished()]
+            # SGLang drops a step of requests that have ended or were retracted; `cap_lens` counts the bonus token, too.
+            rows = [
+                (req, len(req.output_ids), count - 1, kept)
+                for req, count, kept in counts
+                if not (req.finished() or req.is_retracted)
+            ]
             self._unsettled = step._replace(rows=rows), ended, report
 
     def settle(self) -> None:
@@ -83,15 +87,16 @@ class Results:
         off = 0
         for req, before, verified, accepted in step.rows:
             received = accepted + 1
-            result = req.rid, verified, accepted
             if req.finished():
-                received = max(len(req.output_ids_through_stop) - before, 0)
-                result = req.rid, *until_stop(verified, accepted, max(received, 1))
+                received = len(req.output_ids_through_stop) - before
+            if received <= 0:  # SGLang aborted it in place of its step
+                continue
+            result = req.rid, *until_stop(verified, accepted, received)
             results.append(result)
             emitted += received
             if verified:
                 drafted.append(result)
-            elif received:
+            else:
                 off += step.plan.takes_none(req.rid)
         if self._outcomes is not None:
             self._outcomes.record(drafted, len(results), emitted, off)
@@ -100,7 +105,7 @@ class Results:
     def count(self, reqs: Sequence[Any], off: Sequence[bool]) -> None:
         """Count a step of requests without drafts; `off` is true for those that could not draft."""
         for could_not in (False, True):
-            rows = [req for req, is_off in zip(reqs, off, strict=True) if is_off is could_not]
+            rows = [req for req, is_off in zip(reqs, off, strict=True) if is_off is could_not and not req.is_retracted]
             ended = sum(req.finished() for req in rows)
             if self._outcomes is not None:
                 emitted = len(rows) - ended

@@ -10,15 +10,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton import knobs
 
 from specplug.launching import Launcher
 from specplug.types.step import Draft
 from specplug_sglang.verification import trees
 from specplug_sglang.verification.trees import Accepted, TokenTable, Verification
-
-INTERPRETED: bool = knobs.runtime.interpret is True
-"""Whether Triton's interpreter runs these kernels, on any device: Triton decides this where a kernel is defined."""
 
 
 @triton.jit(  # type: ignore[untyped-decorator]

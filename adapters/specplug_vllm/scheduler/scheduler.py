@@ -136,8 +136,10 @@ class PlanningMixin:
             scheduler_output.skip_drafts = True
 
     def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> Any:
-        """Record how many draft tokens of one request were accepted."""
-        self._results.append((kwargs["request_id"], kwargs["num_draft_tokens"], kwargs["num_accepted_tokens"]))
+        """Record how many draft tokens of one request were verified, without those a grammar forbids, and accepted."""
+        name = kwargs["request_id"]
+        verified = kwargs["num_draft_tokens"] - (kwargs["num_invalid_spec_tokens"] or {}).get(name, 0)
+        self._results.append((name, verified, kwargs["num_accepted_tokens"]))
         return super().make_spec_decoding_stats(*args, **kwargs)  # type: ignore[misc]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any) -> Any:

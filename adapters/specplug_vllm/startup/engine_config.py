@@ -35,6 +35,7 @@ from specplug_vllm.config import (
     PROPOSER,
     SECTION,
     has_proposers,
+    has_section,
     require_settings,
     runner_of,
     section_of,
@@ -200,8 +201,7 @@ def complete_spec(speculative: dict[str, Any] | None, additional_config: Any) ->
     """
     section = section_of(additional_config)
     named = speculative or {}
-    has_section = isinstance(additional_config, dict) and SECTION in additional_config
-    if not has_section or section.get("proposer") == ENGINE_DRAFTER:
+    if not has_section(additional_config) or section.get("proposer") == ENGINE_DRAFTER:
         return speculative
     if named.get("method") not in (None, METHOD) or named.get("model") not in (None, PROPOSER):
         return speculative

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from specplug_vllm.scheduler.scheduler import SpecplugAsyncScheduler
 from tests.engines.eagle import write_head
 from tests.engines.launch import TINY
 from tests.engines.vllm import inside, steps
@@ -105,6 +106,19 @@ def test_lookup_and_third_parties_drafts_are_cut_to_the_plan_and_the_caps(ladder
     decided = sum(count for _, count in verified)
     at_ends = sum(dict(verified).values())  # drafts of the steps that ended a request count up to its end
     assert decided - at_ends <= run["counts"][drafter["method"]]["verified"] <= decided
+
+
+@pytest.mark.parametrize(("cut", "verified"), [(None, 4), ({"other": 2}, 4), ({"r": 3}, 1), ({"r": 4}, 0)])
+def test_what_vllm_pads_for_a_grammar_is_not_verified(cut, verified):
+    scheduler = object.__new__(SpecplugAsyncScheduler)
+    scheduler.log_stats = True
+    scheduler.num_spec_tokens = LONGEST
+    scheduler._results = []
+    stats = scheduler.make_spec_decoding_stats(
+        None, num_draft_tokens=4, num_accepted_tokens=0, num_invalid_spec_tokens=cut, request_id="r"
+    )
+    assert scheduler._results == [("r", verified, 0)]
+    assert stats.num_draft_tokens == verified, "vLLM's own count"
 
 
 def assert_planned_in_turn(run):
