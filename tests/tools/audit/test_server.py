@@ -120,6 +120,18 @@ def test_further_fields_are_sent_with_completions_and_chats(server, key):
     side.close()
 
 
+@pytest.mark.parametrize("server", [VLLM, SGLANG], indirect=True)
+def test_a_models_sampling_defaults_do_not_apply(server):
+    """Servers fill in what a request leaves out, by the generation_config.json of the model."""
+    with closing(ServerSide(ServerClient(server.url))) as side:
+        side.answer([Probe(prompt=(1,)), Probe(messages=({"role": "user"},))], 1, done)
+    completion, chat = server.received[-2:]
+    neutral = {"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
+    neutral |= {"presence_penalty": 0, "frequency_penalty": 0}
+    assert completion.get("sampling_params", completion).items() >= neutral.items()
+    assert chat.items() >= neutral.items()
+
+
 @pytest.mark.parametrize("server", [VLLM], indirect=True)
 def test_a_streamed_chat_is_put_together(server):
     probe = Probe(messages=({"role": "user", "content": "x"},), tools=({"name": "weather"},), stream=True)
