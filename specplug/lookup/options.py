@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
+
+from specplug.lookup.layout import LONGEST
 
 
 class LookupSettings(BaseModel):
@@ -15,6 +17,7 @@ class LookupSettings(BaseModel):
     min_n: int = Field(
         default=0,
         ge=0,
+        le=LONGEST,
         description="shortest match to draft from, in tokens; 0 also continues a copy past a token that differs",
     )
     max_n: int = Field(
@@ -51,9 +54,3 @@ class LookupSettings(BaseModel):
         le=64,
         description="without effect: a step runs on the engine's device; still accepted in configurations",
     )
-
-    @model_validator(mode="after")
-    def _check_order(self) -> Self:
-        if self.min_n > self.max_n:
-            raise ValueError(f"min_n is {self.min_n}, more than max_n, {self.max_n}; expected min_n <= max_n")
-        return self
