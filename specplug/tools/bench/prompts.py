@@ -100,7 +100,7 @@ def assign_groups(prompts: Sequence[Prompt], concurrency: int, seed: int) -> lis
 
 def _by_kind(prompts: Sequence[Prompt], least: int) -> list[list[Prompt]]:
     """Return the prompts by kind; those of kinds with fewer than `least`, and of rare ones, become `OTHER`."""
-    counts = Counter(prompt.kind for prompt in prompts)
+    counts = Counter(prompt.kind for prompt in prompts if prompt.kind != OTHER)
     told_apart = {kind for kind, count in counts.most_common(MOST_KINDS) if count >= least}
     kinds: dict[str, list[Prompt]] = {}
     for prompt in prompts:
