@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -178,3 +179,27 @@ def test_other_servers_are_refused(server):
 )
 def test_wrong_arguments_are_refused(arguments, words):
     assert words in invoke("audit", *arguments, code=2).output
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+
+
+@pytest.mark.parametrize("server", [VLLM], indirect=True)
+def test_chats_are_cut_to_the_text_of_their_last_message_with_a_note(server, tmp_path):
+    question = {"role": "user", "content": "one"}
+    parts = [{"type": "text", "text": "two"}, IMAGE, {"type": "text", "text": "three"}]
+    chats = [[question], [question, {"role": "user", "content": parts}], [question, {"role": "user"}]]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    found = invoke("audit", server.url, server.url, "--prompts", tmp_path, "--check", "greedy")
+    texts = [body["prompt"] for body in server.received if body.get("prompt") and "max_tokens" not in body]
+    assert texts == ["one", "two\nthree"]
+    assert "1 of 3 prompts are left out, as their last message has no text" in found.stderr
+    assert "1 of 2 prompts are cut to the text of their last message" in found.stderr
+
+
+@pytest.mark.parametrize("message", [{"role": "user"}, {"role": "user", "content": [IMAGE]}])
+def test_prompts_without_text_are_refused(message, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"messages": [message]}))
+    said = invoke("audit", "http://127.0.0.1:1", "--prompts", path, code=2).stderr
+    assert f"{path}: no prompts to audit; found 1 prompts, none with text" in said
