@@ -12,7 +12,7 @@ import json
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,11 @@ def read(folder: Path) -> list[str]:
     return [part for part in parts if len(part) >= 40] or sys.exit(f"no texts (.md, .py, .rst, .txt) in {folder}")
 
 
-def references(engine: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Return the `extra_body` of a request with reference texts, always as a list, of the first that it may bring."""
-    return {FIELDS[engine]: {"specplug_references": list(texts)[:MOST]}}
+def references(engine: str, texts: Sequence[str], extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a request's `extra_body`, or `extra`, with reference texts, as a list of the first that it may bring."""
+    given = extra or {}
+    field = FIELDS[engine]
+    return {**given, field: {**given.get(field, {}), "specplug_references": list(texts)[:MOST]}}
 
 
 def counts(url: str) -> tuple[int, int, int]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import rag_client
 from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
+from langchain_core.documents import Document
 from langchain_core.messages import ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
@@ -31,7 +32,7 @@ def answering(model: ChatOpenAI, retriever: BaseRetriever, prompt: PromptTemplat
     @chain
     def answer(question: str) -> Runnable[str, str]:
         found = [document.page_content for document in retriever.invoke(question)]
-        bound = model.bind(extra_body=rag_client.references(engine, found))
+        bound = model.bind(extra_body=rag_client.references(engine, found, model.extra_body))
         return prompt.partial(passage=found[0]) | bound | StrOutputParser()
 
     return answer
@@ -46,8 +47,10 @@ class SendReferences(AgentMiddleware):
 
     def _referring(self, request: ModelRequest) -> ModelRequest:
         tools = [message for message in reversed(request.messages) if isinstance(message, ToolMessage)]
-        found = [document.page_content for message in tools for document in message.artifact or ()]
-        extra = rag_client.references(self.engine, found)
+        kept = [each for message in tools if isinstance(message.artifact, list) for each in message.artifact]
+        found = [each.page_content for each in kept if isinstance(each, Document)]
+        given = request.model_settings.get("extra_body", getattr(request.model, "extra_body", None))
+        extra = rag_client.references(self.engine, found, given)
         return request.override(model_settings={**request.model_settings, "extra_body": extra})
 
     def wrap_model_call(self, request: ModelRequest, handler: Callable[[ModelRequest], ModelResponse]) -> ModelResponse:

@@ -47,8 +47,8 @@ class ReferringModel(OpenAILike):
     engine: str = "vllm"
 
     def _get_model_kwargs(self, **kwargs: Any) -> dict[str, Any]:
-        extra = rag_client.references(self.engine, RETRIEVED.get())
-        return {**super()._get_model_kwargs(**kwargs), "extra_body": extra}
+        given = super()._get_model_kwargs(**kwargs)
+        return {**given, "extra_body": rag_client.references(self.engine, RETRIEVED.get(), given.get("extra_body"))}
 
 
 def main() -> None:

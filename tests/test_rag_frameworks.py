@@ -10,6 +10,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.embedding_server import Recorded, recording
@@ -26,6 +27,8 @@ sys.path.remove(str(ROOT / "examples"))
 TOPICS = ("apple", "birch", "cedar", "dogwood")
 TEXTS = [f"The {topic} number {number} grows in a garden of its own." for topic in TOPICS for number in range(12)]
 FIELDS = rag_client.FIELDS
+EXTRA = {"top_k": 5, "vllm_xargs": {"specplug_tenant": "acme"}}
+"""What the user's own requests say."""
 
 
 @pytest.fixture
@@ -51,6 +54,7 @@ def check(chats: list[dict], questions: list[str]) -> None:
         sent = references(chat)
         assert len(sent) == rag_client.MOST == len({text for text in sent if topic in text})
         assert [text in prompt(chat) for text in sent] == [True] + 7 * [False]
+        assert (chat["top_k"], chat["vllm_xargs"]["specplug_tenant"]) == (5, "acme")
 
 
 @pytest.mark.parametrize(("name", "engine"), [("rag_llamaindex.py", "sglang"), ("rag_langchain.py", "vllm")])
@@ -80,7 +84,12 @@ class TestLlamaIndex:
 
         embedder = OpenAILikeEmbedding(model_name="words", api_base=f"{server.url}/v1", api_key="none")
         model = rag_llamaindex.ReferringModel(
-            model="m", api_base=f"{server.url}/v1", api_key="none", is_chat_model=True, max_retries=0
+            model="m",
+            api_base=f"{server.url}/v1",
+            api_key="none",
+            is_chat_model=True,
+            max_retries=0,
+            additional_kwargs={"extra_body": EXTRA},
         )
         index = VectorStoreIndex([TextNode(text=text) for text in TEXTS], embed_model=embedder)
         return index.as_query_engine(
@@ -107,7 +116,9 @@ class TestLangChain:
 
     @pytest.fixture
     def model(self, server):
-        return rag_langchain.ChatOpenAI(model="m", base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        return rag_langchain.ChatOpenAI(
+            model="m", base_url=f"{server.url}/v1", api_key="none", max_retries=0, extra_body=EXTRA
+        )
 
     @pytest.fixture
     def retriever(self, server):
@@ -144,3 +155,12 @@ class TestLangChain:
         assert references(before) == []
         assert len(references(after)) == 8
         assert all("birch" in text for text in references(after))
+        assert (after["top_k"], after["vllm_xargs"]["specplug_tenant"]) == (5, "acme")
+
+    def test_an_agents_settings_are_kept_and_other_artifacts_ignored(self, model):
+        document = rag_langchain.Document("birch")
+        artifacts = [{"rows": 2}, [document, "text"], np.zeros(2), None]
+        told = [rag_langchain.ToolMessage("found", tool_call_id="1", artifact=each) for each in artifacts]
+        request = rag_langchain.ModelRequest(model=model, messages=told, model_settings={"extra_body": {"top_k": 7}})
+        sent = rag_langchain.SendReferences().wrap_model_call(request, lambda request: request.model_settings)
+        assert sent == {"extra_body": {"top_k": 7, "vllm_xargs": {"specplug_references": ["birch"]}}}

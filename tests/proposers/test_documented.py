@@ -19,10 +19,10 @@ from specplug_crosstok.options import CrossTokSettings
 from specplug_ngram.reference import ReferenceSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
-WRONG_LOOKUP = ({"min_n": 3, "max_n": 2}, {"min_n": -1}, {"max_m": 4})
+WRONG_LOOKUP = ({"min_n": -1}, {"max_m": 4})
 WRONG = {
-    LookupSettings: WRONG_LOOKUP,
-    ReferenceSettings: WRONG_LOOKUP,
+    LookupSettings: (*WRONG_LOOKUP, {"min_n": 65, "max_n": 1024}),
+    ReferenceSettings: (*WRONG_LOOKUP, {"min_n": 3, "max_n": 2}),
     CrossTokSettings: ({"route": "tly"}, {"max_context": 8}, {"max_ms": 0}, {"dtype": "int8"}, {"modell": "a"}),
 }
 
@@ -35,6 +35,10 @@ def page(name: str) -> str:
 def test_options_are_checked(model: type[BaseModel], wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         model.model_validate(wrong)
+
+
+def test_the_longest_match_may_be_required_and_max_n_has_no_effect() -> None:
+    assert LookupSettings(min_n=64, max_n=8).min_n == 64
 
 
 @pytest.mark.parametrize(

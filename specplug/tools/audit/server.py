@@ -41,6 +41,16 @@ preferred_sampling_params enable_deterministic_inference chunked_prefill_size pa
 """
 """SGLang's arguments that shape answers and that speculation leaves as they are."""
 
+NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Sampling of the bare log-probabilities; servers take what is left out from the model's generation_config.json."""
+
 
 class Dialect(ABC):
     """How one engine's server takes probes: by a route of completions whose answers follow a schema, and as chats.
@@ -67,6 +77,7 @@ class Dialect(ABC):
             "model": model,
             "messages": list(probe.messages),
             "max_tokens": probe.max_tokens,
+            **NEUTRAL,
             "temperature": probe.temperature,
             "stream": probe.stream,
             **self.specplug(probe),
@@ -78,10 +89,11 @@ class Dialect(ABC):
         return body
 
     def sampling(self, probe: Probe, seed: str) -> dict[str, Any]:
-        """Return what all engines call the same, and the seed by its name; what is off is left out."""
+        """Return what all engines call the same, and the seed by its name, if there is one."""
         optional = {"top_k": probe.top_k or None, seed: probe.seed}
         given = {name: value for name, value in optional.items() if value is not None}
-        return {"temperature": probe.temperature, "stop": list(probe.stop), **given, **self.specplug(probe)}
+        stated = {**NEUTRAL, "temperature": probe.temperature, "stop": list(probe.stop)}
+        return {**stated, **given, **self.specplug(probe)}
 
     def specplug(self, probe: Probe) -> dict[str, Any]:
         """Return the entry of a probe's specplug fields, if it has any."""

@@ -35,6 +35,14 @@ class Prompt:
         """Return the route of the OpenAI API that takes the prompt."""
         return "/v1/chat/completions" if self.text is None else "/v1/completions"
 
+    @property
+    def last_text(self) -> str:
+        """Return the text, or that of the chat's last message without its images and the like; "" if it has none."""
+        content = self.messages[-1].get("content") if self.text is None else self.text
+        parts = content if isinstance(content, list) else [{"text": content}]
+        texts = [part.get("text") for part in parts if isinstance(part, dict)]
+        return "\n".join(text for text in texts if isinstance(text, str))
+
     def body(self) -> dict[str, Any]:
         """Return the prompt's part of the request body."""
         return {"messages": list(self.messages)} if self.text is None else {"prompt": self.text}
@@ -100,7 +108,7 @@ def assign_groups(prompts: Sequence[Prompt], concurrency: int, seed: int) -> lis
 
 def _by_kind(prompts: Sequence[Prompt], least: int) -> list[list[Prompt]]:
     """Return the prompts by kind; those of kinds with fewer than `least`, and of rare ones, become `OTHER`."""
-    counts = Counter(prompt.kind for prompt in prompts)
+    counts = Counter(prompt.kind for prompt in prompts if prompt.kind != OTHER)
     told_apart = {kind for kind, count in counts.most_common(MOST_KINDS) if count >= least}
     kinds: dict[str, list[Prompt]] = {}
     for prompt in prompts:

@@ -117,11 +117,12 @@ def advice(course: Course) -> str | None:
 
     seconds = [(pair.group.kind, *pair.seconds()) for pair in course.counted]
     spread = spread_of(seconds)
-    counts = np.arange(len(seconds) + 1, _MOST_PAIRS + 1)
+    most = max(_MOST_PAIRS, 4 * len(seconds))
+    counts = np.arange(len(seconds) + 1, most + 1)
     quantiles = _POWER - stdtrit(counts - 1, ndtr(-critical_value(course.looks, course.level)))
     is_enough = quantiles * np.sqrt(spread.variance(1.0) * len(seconds) / counts) < abs(spread.difference(1.0))
     if not is_enough.any():
-        return f"If there is a difference, {_MOST_PAIRS * course.concurrency} prompts would be too few to show it"
+        return f"If there is a difference, {most * course.concurrency} prompts would be too few to show it"
     more = int(is_enough.argmax()) + 1
     pairs = len(course.pairs) + more
     given = "" if pairs <= len(course.groups) else f"{pairs * course.concurrency} prompts and "

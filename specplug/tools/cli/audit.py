@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from specplug.errors import SettingsError
+from specplug.errors import SettingsError, TraceError
 from specplug.tools.cli.html_report import HtmlFile, write_report
 from specplug.tools.cli.launch import flags, nested_options, prompt_form, server_form, start_engine
 from specplug.tools.cli.options import Drafting, Place, PluginOptions, Raw, Server, option, with_groups
@@ -50,15 +50,35 @@ class Material:
 
     def texts(self) -> list[str]:
         """Return the texts of the prompts."""
-        from specplug.tools.bench.prompts import read_prompts
         from specplug.tools.demo.tasks import KINDS, make_tasks
 
         if self.prompts:
-            found = [prompt.text or prompt.messages[-1]["content"] for prompt in read_prompts(self.prompts)]
-            return [text for text in found if isinstance(text, str)][: self.limit]
+            return _texts(self.prompts, self.limit)
         kinds = sorted(KINDS, key="code".__ne__)  # open tasks, whose answers are uncertain, first
         tasks = [make_tasks(kind, "held-out", -(-self.limit // len(kinds))) for kind in kinds]
         return [task.prompt for of_kind in zip(*tasks, strict=True) for task in of_kind][: self.limit]
+
+
+def _texts(paths: Sequence[Path], limit: int) -> list[str]:
+    """Return the texts of the prompts in files, of a chat the last message's; notes say what is left out."""
+    from specplug.text.tokenizers import messages
+    from specplug.tools.bench.prompts import read_prompts
+
+    prompts = read_prompts(paths)
+    with_text = [prompt for prompt in prompts if prompt.last_text]
+    if not with_text:
+        raise TraceError.build(
+            "no prompts to audit",
+            who=", ".join(map(str, paths)),
+            found=f"{len(prompts)} prompts, none with text in its last message",
+            expected='"prompt", or "messages" whose last one has text',
+        )
+    if left_out := len(prompts) - len(with_text):
+        print_note(f"{left_out} of {len(prompts)} prompts are left out, as their last message has no text")
+    sent = with_text[:limit]
+    if cut := sum([*prompt.messages] not in ([], messages(prompt.last_text)) for prompt in sent):
+        print_note(f"{cut} of {len(sent)} prompts are cut to the text of their last message")
+    return [prompt.last_text for prompt in sent]
 
 
 @dataclass(frozen=True)

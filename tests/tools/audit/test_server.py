@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -120,6 +121,18 @@ def test_further_fields_are_sent_with_completions_and_chats(server, key):
     side.close()
 
 
+@pytest.mark.parametrize("server", [VLLM, SGLANG], indirect=True)
+def test_a_models_sampling_defaults_do_not_apply(server):
+    """Servers fill in what a request leaves out, by the generation_config.json of the model."""
+    with closing(ServerSide(ServerClient(server.url))) as side:
+        side.answer([Probe(prompt=(1,)), Probe(messages=({"role": "user"},))], 1, done)
+    completion, chat = server.received[-2:]
+    neutral = {"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
+    neutral |= {"presence_penalty": 0, "frequency_penalty": 0}
+    assert completion.get("sampling_params", completion).items() >= neutral.items()
+    assert chat.items() >= neutral.items()
+
+
 @pytest.mark.parametrize("server", [VLLM], indirect=True)
 def test_a_streamed_chat_is_put_together(server):
     probe = Probe(messages=({"role": "user", "content": "x"},), tools=({"name": "weather"},), stream=True)
@@ -166,3 +179,27 @@ def test_other_servers_are_refused(server):
 )
 def test_wrong_arguments_are_refused(arguments, words):
     assert words in invoke("audit", *arguments, code=2).output
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+
+
+@pytest.mark.parametrize("server", [VLLM], indirect=True)
+def test_chats_are_cut_to_the_text_of_their_last_message_with_a_note(server, tmp_path):
+    question = {"role": "user", "content": "one"}
+    parts = [{"type": "text", "text": "two"}, IMAGE, {"type": "text", "text": "three"}]
+    chats = [[question], [question, {"role": "user", "content": parts}], [question, {"role": "user"}]]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    found = invoke("audit", server.url, server.url, "--prompts", tmp_path, "--check", "greedy")
+    texts = [body["prompt"] for body in server.received if body.get("prompt") and "max_tokens" not in body]
+    assert texts == ["one", "two\nthree"]
+    assert "1 of 3 prompts are left out, as their last message has no text" in found.stderr
+    assert "1 of 2 prompts are cut to the text of their last message" in found.stderr
+
+
+@pytest.mark.parametrize("message", [{"role": "user"}, {"role": "user", "content": [IMAGE]}])
+def test_prompts_without_text_are_refused(message, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"messages": [message]}))
+    said = invoke("audit", "http://127.0.0.1:1", "--prompts", path, code=2).stderr
+    assert f"{path}: no prompts to audit; found 1 prompts, none with text" in said

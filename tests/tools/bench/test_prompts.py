@@ -66,6 +66,12 @@ def test_every_prompt_is_in_one_group_of_its_kind(sizes, concurrency, seed):
         assert all(abs(so_far[kind] - count * end / len(groups)) <= len(kinds) for kind, count in kinds.items())
 
 
+def test_other_takes_no_kinds_seat():
+    prompts = [Prompt(f"{kind} {number}", kind=str(kind)) for kind in range(12) for number in range(20 - kind)]
+    frequent = {str(kind) for kind in range(MOST_KINDS)}
+    assert {group.kind for group in assign_groups(limited(prompts, None, 0), 2, 0)} == {*frequent, OTHER}
+
+
 def test_the_order_of_prompts_and_sides_is_drawn():
     prompts = [Prompt(str(number), kind=str(number % 2)) for number in range(48)]
     orders = {tuple(group.tested_first for group in assign_groups(prompts, 1, seed)) for seed in range(5)}
