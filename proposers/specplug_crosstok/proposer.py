@@ -105,7 +105,9 @@ class CrossTok(Proposer):
 
     def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         """Learn how often the routes' tokens are accepted."""
-        columns = [batch.slots.long(), _owners(batch), draft.base_len, verdict.tested(), verdict.accepted]
+        num_own = (draft.source >= 0).cumprod(1).sum(1)  # before those of another proposer, as lookup's after them
+        tested = torch.minimum(verdict.tested(), num_own)
+        columns = [batch.slots.long(), _owners(batch), draft.base_len, tested, verdict.accepted]
         if batch.device != self._device:
             columns = to_device(columns, self._device)
         slots, owners, base_len, tested, accepted = columns

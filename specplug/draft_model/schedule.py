@@ -137,7 +137,7 @@ class Schedule:
         for row, it in enumerate(self._texts):
             if it is not None and it.began <= news.sent:
                 it.missing = max(0, int(tokens[row] + ids[row]) - it.caught_up)
-        self._known_length = int(lengths.max())
+        self._known_length = max((int(lengths[row]) for row, it in enumerate(self._texts) if it is not None), default=0)
         self._grown = self._grown - self._sent_grown
         self._sent_grown = 0
 

@@ -231,8 +231,12 @@ class DraftTexts:
         self._num_fed[rows] = counts
 
     def figures(self, running: Running) -> Tensor:
-        """Return [3, R]: tokens that are missing, ids that are not computed, and the ids of the text."""
+        """Return [3, R]: tokens that are missing, ids that are not computed, and the ids of the text.
+
+        All are 0 in rows whose text is broken, and the former two in those of requests that are not in the batch.
+        """
         rows = slice(len(running.owners))
-        counts = (running.owners != NO_REQUEST) & ~self.is_broken[rows]
+        is_whole = ~self.is_broken[rows]
+        counts = is_whole & (running.owners != NO_REQUEST)
         missing = running.lengths - self.done[rows], self.lengths[rows] - self.cached[rows]
-        return torch.where(counts, torch.stack([*missing, self.lengths[rows]]), 0)
+        return torch.stack([*(torch.where(counts, it, 0) for it in missing), self.lengths[rows] * is_whole])
