@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from specplug.cost.step_costs import Array, Curve, StepCosts
+from specplug.cost.corrections import Array
+from specplug.cost.step_costs import Curve, StepCosts
 from specplug.interfaces import Planner
 from specplug.types.plan import HostStats, StepReport
 from specplug.types.step import StepCost
