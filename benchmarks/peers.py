@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 import sys
 from collections.abc import Sequence
@@ -19,10 +18,3 @@ def note(text: str) -> None:
 def spread(values: Sequence[float]) -> Spread:
     """Return median, minimum and maximum."""
     return statistics.median(values), min(values), max(values)
-
-
-def interval(ratios: Sequence[float]) -> Spread:
-    """Return the median and the ends of its 95 % bootstrap interval."""
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
-    return statistics.median(ratios), medians[49], medians[1949]

@@ -8,10 +8,11 @@ at every step: the plan in the scheduler, the hook and the draft stage in the wo
 vLLM's own time is excluded, even where specplug calls it.  Tensor operations are counted in separate runs.
 
 The step-time ratio is additional information: whole steps with specplug and of an engine without it, in alternating
-blocks on the same machine, with a bootstrap interval.  Two processes of one engine may differ by 2 %, so a ratio near 1
-takes several pairs of processes (``--processes``).  The other engine does not speculate or, with ``--floor`` on V1, has
-the smallest drafter that drafts nothing (`plugins/vllm_floor.py`).  V2 runs in Triton's interpreter on a CPU: the
-ratio of its slow steps says nothing, but the host time inside specplug is real.
+blocks on the same machine.  Two processes of one engine may differ by 2 %, so a ratio near 1 takes several pairs of
+processes (``--processes``), over which it has a 95 % bootstrap interval; of a single pair both ends are the ratio.  The
+other engine does not speculate or, with ``--floor`` on V1, has the smallest drafter that drafts nothing
+(`plugins/vllm_floor.py`).  V2 runs in Triton's interpreter on a CPU: the ratio of its slow steps says nothing, but the
+host time inside specplug is real.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import in_words, machine, versions
-from benchmarks.peers import Spread, interval, note
+from benchmarks.peers import note
+from benchmarks.real_models.statistics import Ratio, over_pairs
 
 PLUGINS = Path(__file__).parent / "plugins"
 PROMPT = 32  # tokens of each prompt
@@ -189,19 +191,21 @@ def launch(options: argparse.Namespace, settings: dict[str, Any] | None, copy: i
     return found
 
 
-def _ratios(engines: Sequence[Any], baselines: Sequence[Any], batch: int, options: argparse.Namespace) -> Spread | None:
-    """Return the ratio of step times to those without specplug, with a 95 % bootstrap interval."""
-    ratios: list[float] = []
+def _ratios(engines: Sequence[Any], baselines: Sequence[Any], batch: int, options: argparse.Namespace) -> Ratio | None:
+    """Return the ratio of step times to those without specplug: over the pairs of processes, the median of each."""
+    medians: list[float] = []
     for both in zip(engines, baselines, strict=True) if options.blocks else ():
         for one in both:
             one.call(begin, batch=batch)
+        ratios: list[float] = []
         for number in range(options.blocks):
             order = both if number % 2 else both[::-1]
             seconds = {one: one.call(block, steps=options.block_steps) for one in order}
             ratios.append(seconds[both[0]] / seconds[both[1]])
+        medians.append(statistics.median(ratios))
         for one in both:
             one.call(end)
-    return interval(ratios) if ratios else None
+    return over_pairs(medians) if medians else None
 
 
 def report(rows: list[dict[str, Any]], title: str) -> None:

@@ -12,6 +12,9 @@ import torch
 MOST_CYCLES = 1 << 26
 """Longest delay before a timed step, tens of milliseconds."""
 
+TRIES = 8
+"""Most tries of a timed step, as each one that is not valid doubles the delay of the next."""
+
 
 class Timing(NamedTuple):
     """Time of one step.
@@ -41,6 +44,11 @@ class Device(ABC):
     @abstractmethod
     def time(self, step: Callable[[], object]) -> Timing:
         """Run a step alone, and wait for it."""
+
+    def valid_time(self, step: Callable[[], object]) -> float | None:
+        """Return the microseconds of the device for a step that is tried until they are valid; None if none are."""
+        timings = (self.time(step) for _ in range(TRIES))
+        return next((timing.device for timing in timings if timing.is_valid), None)
 
     @abstractmethod
     def model_step(self, milliseconds: float) -> Callable[[], object]:

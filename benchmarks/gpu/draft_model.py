@@ -49,7 +49,10 @@ def measure(device: Device, batches: Sequence[int], gamma: int, rounds: int, dea
             arms = {name: _driver(device.device, draft, batch_size, gamma) for name in (GRAPHS, OPERATIONS)}
             arms[OPERATIONS].proposer._step.loop.graphs._graphs.clear()  # type: ignore[attr-defined]
             found["wrong"] += [f"{case}: {stated}" for stated in _differences(arms, gamma)]
-            times = {name: [_time(device, driver, gamma) for _ in range(rounds)] for name, driver in arms.items()}
+            times: dict[str, list[float | None]] = {name: [] for name in arms}
+            for _ in range(rounds):
+                for name, driver in arms.items():
+                    times[name].append(_time(device, driver, gamma))
             found["cases"].append({"draft": draft, "batch": batch_size, "device_us": times})
             print(f"  {case}: {times}", flush=True)
             for driver in arms.values():
@@ -95,11 +98,11 @@ def _differences(arms: dict[str, Driver], gamma: int) -> list[str]:
     return wrong
 
 
-def _time(device: Device, driver: Driver, gamma: int) -> float:
-    """Return the microseconds that the device takes for a steady step."""
+def _time(device: Device, driver: Driver, gamma: int) -> float | None:
+    """Return the microseconds that the device takes for a steady step; None if it waited for the host at every try."""
     batch, proposer = driver.batch(), driver.proposer
     limits = torch.full((batch.batch_size,), gamma, dtype=torch.int32, device=batch.device)
     given: dict[str, Any] = {"device": batch.device, "distribution": Distribution.LOGITS, "sources": proposer.sources}
     draft = Draft.allocate(batch.batch_size, gamma, draft_vocab=proposer.draft_vocab, **given)
     proposer.step(batch, limits, draft)
-    return device.time(lambda: proposer.step(batch, limits, draft)).device
+    return device.valid_time(lambda: proposer.step(batch, limits, draft))

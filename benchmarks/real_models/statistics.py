@@ -34,7 +34,7 @@ def ratios(found: Found, arm: str, other: str, clock: Clock) -> dict[str, Ratio]
     """Return the ratio of two arms' tokens per second, by kind, and over all kinds under `ALL`.
 
     A kind's rate is that of all its groups together.  Groups are drawn anew within each kind, apart from those of other
-    kinds; both arms answered the same ones, so each draw compares like with like.
+    kinds, each with all its rounds; both arms answered the same ones, so each draw compares like with like.
     """
     random = np.random.default_rng(0)
     drawn = {
@@ -49,12 +49,14 @@ def _drawn(
     found: Found, arm: str, other: str, places: Sequence[int], clock: Clock, random: np.random.Generator
 ) -> np.ndarray:
     """Return the ratio of all groups, and then those of `DRAWS` draws, as [1 + DRAWS] float64."""
-    draws = _draws(len(places), random)
+    numbers: dict[tuple[int, ...], int] = {}
+    group = [numbers.setdefault(tuple(found.groups[place]), len(numbers)) for place in places]
+    draws = _draws(len(numbers), random)
 
     def rate(name: str) -> np.ndarray:
         answers = [found.answers[name][place] for place in places]
-        tokens = np.array([answer.tokens for answer in answers], float)
-        times = np.array([seconds(answer, clock) for answer in answers])
+        tokens = np.bincount(group, [answer.tokens for answer in answers])
+        times = np.bincount(group, [seconds(answer, clock) for answer in answers])
         return np.append(tokens.sum() / times.sum(), tokens[draws].sum(1) / times[draws].sum(1))
 
     return rate(arm) / rate(other)

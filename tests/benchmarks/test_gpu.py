@@ -10,6 +10,7 @@ import zipfile
 import pytest
 
 from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.device import Cpu, Timing
 from benchmarks.gpu.draft_model import DRAFTS
 from benchmarks.gpu.packages import make_importable
 
@@ -53,6 +54,17 @@ def test_no_ratio_is_shown_of_a_wrong_run_and_a_part_that_raises_does_not_stop_t
     assert len(report["drafting"]["cases"]) == 2
     assert "WRONG: drafting: 7 tokens, batch 1, context 64: planted" in shown
     assert "not shown" in shown
+
+
+@pytest.mark.parametrize(("num_late", "found"), [(0, 300.0), (2, 300.0), (1000, None)])
+def test_time_that_the_device_waits_for_the_host_is_not_its_own(num_late, found):
+    timings = iter([Timing(4000.0, 4000.0, False)] * num_late + [Timing(300.0, 4000.0, True)])
+
+    class Late(Cpu):
+        def time(self, step):
+            return next(timings)
+
+    assert Late().valid_time(lambda: None) == found
 
 
 def test_what_is_missing_comes_from_wheels(tmp_path, monkeypatch):

@@ -78,10 +78,21 @@ def test_an_interval_over_all_kinds_has_the_true_ratio_nearly_as_often_as_it_say
         return [answer([[1] * 10], float(np.exp(0.1 * random.standard_normal()))) for _ in kinds]
 
     def is_covered() -> bool:
-        over_all = ratios(Found([[]] * len(kinds), kinds, {"a": arm(), "b": arm()}), "a", "b", "wall")[ALL]
+        alone = [[number] for number in range(len(kinds))]
+        over_all = ratios(Found(alone, kinds, {"a": arm(), "b": arm()}), "a", "b", "wall")[ALL]
         return over_all.low <= 1 <= over_all.high
 
     assert least < sum(is_covered() for _ in range(runs)) / runs < 0.99
+
+
+def test_more_rounds_of_the_same_groups_are_no_more_groups():
+    groups, kinds = [[0], [1], [2]], ["a"] * 3
+    plain = [answer([[1] * 10], 1.0)] * 3
+    fast = [answer([[1] * 10], each) for each in (0.5, 0.7, 0.9)]
+    once = Found(groups, kinds, {"fast": fast, BASELINE: plain})
+    often = Found(groups * 4, kinds * 4, {"fast": fast * 4, BASELINE: plain * 4})
+    found = [ratios(run, "fast", BASELINE, "wall")[ALL] for run in (once, often)]
+    assert found[0] == pytest.approx(found[1])
 
 
 def test_a_fresh_server_is_compared_at_equal_tokens():
