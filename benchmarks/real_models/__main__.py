@@ -48,7 +48,7 @@ from benchmarks.models import folder
 from benchmarks.peers import note
 from benchmarks.real_models import recordings, report
 from benchmarks.real_models.arms import BASELINE, Arm, chosen
-from benchmarks.real_models.equality import differences
+from benchmarks.real_models.equality import NEAR_TIE, differences
 from benchmarks.real_models.prompts import KINDS, Prompt, more_chats, read
 from benchmarks.real_models.run import Arms, Task, fresh, measured, running
 from benchmarks.real_models.scenarios import RECORDED, SCENARIOS, Scenario
@@ -271,7 +271,7 @@ def main() -> None:
         difference
         for result in results
         for difference in result["differences"]
-        if options.temperature == 0 and (difference["gap"] is None or difference["gap"] >= report.NEAR_TIE)
+        if options.temperature == 0 and (difference["gap"] is None or difference["gap"] >= NEAR_TIE)
     ]
     if wrong:
         sys.exit(f"{len(wrong)} texts differ from those without speculation, and not by a near tie: {wrong[:3]}")

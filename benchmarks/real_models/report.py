@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks.real_models.arms import BASELINE, Arm, Found
-from benchmarks.real_models.equality import NEAR_TIE, Difference
+from benchmarks.real_models.equality import Difference
 from benchmarks.real_models.fresh import rows
 from benchmarks.real_models.statistics import Clock, Ratio, best, ratios
 
@@ -138,6 +138,3 @@ def plain(found: Found, differences: Sequence[Difference]) -> dict[str, Any]:
         },
         "differences": [asdict(each) for each in differences],
     }
-
-
-__all__ = ["NEAR_TIE", "compared", "counts", "plain", "print_all", "stated"]
