@@ -28,13 +28,20 @@ class ServerProcess:
 
     Args:
         nursery: forks the server; without one it starts anew.
+        start_seconds: the most that it may take until it is healthy.
 
     Attributes:
         log, port: of the server.
         session: of its processes; its own process id.
     """
 
-    def __init__(self, configuration: Configuration, log: Path, nursery: Nursery | None = None) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        log: Path,
+        nursery: Nursery | None = None,
+        start_seconds: float = START_SECONDS,
+    ) -> None:
         self.log = log
         self.port = free_port()
         command = configuration.command(self.port)
@@ -60,7 +67,7 @@ class ServerProcess:
             self._channel = ours
             self._is_alive = lambda: is_there(self.session)
         try:
-            self._wait_until_healthy(time.monotonic() + START_SECONDS)
+            self._wait_until_healthy(time.monotonic() + start_seconds)
         except BaseException:
             self.close()
             raise

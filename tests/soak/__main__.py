@@ -8,6 +8,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -18,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 
 from benchmarks.real_models.__main__ import model_folder
 from tests.engines import plain
+from tests.engines.processes import HostDied
 from tests.engines.server import ServerProcess
 from tests.soak.judge import Judge
 from tests.soak.report import Report
@@ -34,10 +36,14 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True)
 
 
+start = partial(ServerProcess, start_seconds=1800.0)
+"""Starts a server; two that start at once on a busy machine take minutes."""
+
+
 def known(target: Target, folder: Path) -> Truth:
     """Return the answers of the control."""
     console.print(f"{target.name}: starting the control, without specplug")
-    process = ServerProcess(target.control(), folder / "control.log")
+    process = start(target.control(), folder / "control.log")
     try:
         url = f"http://127.0.0.1:{process.port}"
         found = learn(lambda prompts: asyncio.run(answers(url, target, list(prompts))), target.size)
@@ -68,7 +74,13 @@ def soaked(
 
         for number in range(kills + 1):
             console.print(f"{target.name}: starting the server with specplug")
-            process = ServerProcess(target.soaked(folder / "store"), folder / f"server{number or ''}.log")
+            try:
+                process = start(target.soaked(folder / "store"), folder / f"server{number or ''}.log")
+            except HostDied as error:
+                if not lives:
+                    raise
+                lives[-1] = replace(lives[-1], crash=f"after a kill {str(error).splitlines()[0]}")
+                break
             url = f"http://127.0.0.1:{process.port}"
             soak = Soak(target, url, process.session, process.log, truth, traffic, folder / "store", seed + number)
             soak = replace(soak, plant=plant, judge=judge, kills=number < kills)

@@ -61,13 +61,11 @@ async def _sent(http: httpx.AsyncClient, target: Target, request: Request) -> di
             if answer.status_code != 200:
                 return {"status": answer.status_code, "text": (await answer.aread()).decode(errors="replace")}
             return await _streamed(answer, target, request)
-    sent = asyncio.create_task(http.post(target.dialect.path, **given))
-    done, _ = await asyncio.wait([sent], timeout=request.seconds if request.kind == "disconnected" else None)
-    if not done:
-        sent.cancel()
-        await asyncio.gather(sent, return_exceptions=True)
+    try:
+        async with asyncio.timeout(request.seconds if request.kind == "disconnected" else None):
+            answer = await http.post(target.dialect.path, **given)
+    except TimeoutError:
         return {"status": 200, "left": True}
-    answer = sent.result()
     if answer.status_code != 200:
         return {"status": answer.status_code, "text": answer.text}
     whole = target.dialect.answer(target.dialect.schema.model_validate(answer.json()))
