@@ -188,6 +188,11 @@ class VerifierContract:
             case = case_of(Knobs(temperature), draft_model=draft_model, distribution=distribution)
             yield f"{distribution.value} at temperature {temperature}", case
             yield f"{distribution.value} over a draft vocabulary", replace(case, draft_vocab=(2, 0))
+            yield f"{distribution.value} for a token that is not drawn", replace(case, drafted=(0,), drawn=(False,))
+        pair = Case(TinyModel.random(2, 3, seed=0), drafted=(0, 0), draft_model=TinyModel.random(2, 2, seed=1))
+        for distribution in self.spec.caps.distributions:
+            mixed = replace(pair, distribution=distribution, drawn=(True, False))
+            yield f"{distribution.value} for the first of two tokens", mixed
 
     def run(self, step: VerifyStep) -> Verification:
         """Verify a step on the device and return the result on the CPU."""
