@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
@@ -197,8 +198,16 @@ def watch_for_waiting() -> Iterator[set[str]]:
     if not hasattr(_calls, "found"):
         sys.addaudithook(_note)  # permanent: Python cannot remove an audit hook
     _calls.found = set()
-    with patch("time.sleep", lambda seconds: _calls.found.add("time.sleep")):
+    with patch("time.sleep", _sleep):
         yield _calls.found
+
+
+def _sleep(seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Note the call instead of sleeping; threads that are not watched sleep."""
+    if hasattr(_calls, "found"):
+        _calls.found.add("time.sleep")
+    else:
+        sleep(seconds)
 
 
 def _note(event: str, _arguments: tuple[Any, ...]) -> None:

@@ -8,6 +8,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec
 from specplug.steps.trim import SurvivalTrimmer, rank_tokens
 from specplug.testing.policy_contract import PolicyContract
-from specplug.testing.policy_harness import PROFILE
+from specplug.testing.policy_harness import PROFILE, watch_for_waiting
 from specplug.types.caps import EngineCaps
 from specplug.types.plan import HostStats, StepReport, TrimLimits
 from specplug.types.step import CostPoint, Draft, EngineBatch, StepCost, StepPlan, Verdict
@@ -292,6 +293,12 @@ def test_a_planted_mistake_is_found(mistake: str) -> None:
     contract = contract_of(half) if issubclass(half, Planner) else contract_of(trims=half)
     with pytest.raises(Exception, match=message):
         getattr(contract(), clause)(*arguments)
+
+
+def test_a_planner_may_have_a_thread_that_sleeps() -> None:
+    with watch_for_waiting() as found, ThreadPoolExecutor(1) as executor:
+        executor.submit(time.sleep, 0).result()
+    assert not found
 
 
 def test_every_clause_has_a_planted_policy_and_a_docstring() -> None:
