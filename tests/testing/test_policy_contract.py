@@ -106,6 +106,11 @@ class NegativeBudget(Plans):
         return replace(super().plan(stats), token_budget=256 - len(stats.requests))
 
 
+class NegativeCaps(Plans):
+    def plan(self, stats: HostStats) -> StepPlan:
+        return replace(super().plan(stats), caps={request.request_id: -3 for request in stats.requests})
+
+
 class NeedsATime(Plans):
     def observe(self, report: StepReport) -> None:
         if report.requests:
@@ -128,7 +133,7 @@ class SwapsSiblings(Trims):
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
         trimmed = super().trim(draft, limits)
         if trimmed.parents is not None and trimmed.lengths[2] == 4:  # whose first two nodes follow the context
-            for column in (trimmed.token_ids, trimmed.confidence):
+            for column in (trimmed.token_ids, trimmed.confidence, trimmed.source):
                 column[2, :2] = column[2, :2].flip(0)
             trimmed.parents[2, 2:] = 1 - trimmed.parents[2, 2:]
         return trimmed
@@ -180,6 +185,11 @@ PLANTED: dict[str, tuple[type[Any], str, tuple[Any, ...], str]] = {
         *(PLAN, (None,), r"length 4\.0"),
     ),
     "a negative budget": (NegativeBudget, PLAN, (None,), "token_budget -256"),
+    "negative caps": (NegativeCaps, PLAN, (None,), "caps {.*-3}"),
+    "a plan for no step": (
+        instead(Plans, plan=lambda self, stats: StepPlan(self.draft_length(stats), num_steps=0)),
+        *(PLAN, (None,), "num_steps 0"),
+    ),
     "costs that descend": (
         instead(Plans, plan=lambda self, stats: StepPlan(self.draft_length(stats), costs=backwards)),
         *(PLAN, (None,), "no curve"),
@@ -215,6 +225,15 @@ PLANTED: dict[str, tuple[type[Any], str, tuple[Any, ...], str]] = {
     "other confidences": (
         before(lambda draft: [draft.confidence.mul_(0.5)]),
         *(PART, (True,), "expected tokens, confidences"),
+    ),
+    "other sources": (
+        before(lambda draft: [draft.source.masked_fill_(draft.mask(), 0)]),
+        *(PART, (False,), "expected tokens, confidences, sources"),
+    ),
+    "other contexts": (before(lambda draft: [draft.base_len.add_(1)]), PART, (False,), "base_len is .*expected"),
+    "keeps nothing": (
+        instead(Trims, trim=lambda _, draft, limits: draft.keep(torch.zeros_like(draft.mask()))),
+        *("test_keeps_tokens_that_cost_nothing", (True,), "kept no draft tokens"),
     ),
     "keeps ends": (KeepsEnds, PART, (False,), "and parents of"),
     "swaps siblings": (SwapsSiblings, PART, (True,), "expected their order"),
