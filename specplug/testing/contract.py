@@ -23,7 +23,7 @@ from specplug.testing.wrappers import StagedProposer, without_old_text
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN
 from specplug.types.paths import ROOT
-from specplug.types.request import Lifecycle
+from specplug.types.request import Lifecycle, digest_of
 from specplug.types.step import Draft
 from specplug.types.tensors import tensors_of
 
@@ -105,7 +105,7 @@ class ProposerContract(ProposerHarness):
         with self.driver() as whole, self.driver() as pieces:
             for name, text in zip(self.names, self.texts, strict=True):
                 whole.start(name, text)
-                pieces.start(name, text[:1])
+                pieces.start(name, text[:1], prompt_length=len(text), prompt_digest=digest_of(text))
             for begin in range(1, max(map(len, self.texts)), 5):
                 pieces.step(self.draft_length, caps=dict.fromkeys(self.names, 0))
                 for name, text in zip(self.names, self.texts, strict=True):

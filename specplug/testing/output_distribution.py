@@ -90,8 +90,10 @@ class Case:
     Attributes:
         target: the target model; its depth is the draft buffer's length, padding included, plus one.
         knobs: sampling parameters of the target.
-        drafted: the fixed draft of a one-hot proposer; None when drafts are drawn from `draft_model`.
+        drafted: the fixed draft; None when drafts are drawn from `draft_model`.
         draft_model: the draft model; its depth is the length of the drafts.
+        drawn: whether each token is drawn from `draft_model`; the others are those of `drafted`, although the draft
+            states a distribution for them, too.  Empty: all are drawn.
         draft_vocab: ids that drafts are drawn from, in the order of their columns; None: the whole vocabulary.
         distribution: the distribution that the draft declares: LOGITS or PROBS for a draft model.
         padding: tokens in the draft's buffers beyond its length; the target's logits there are meaningless.
@@ -103,6 +105,7 @@ class Case:
     knobs: Knobs = field(default_factory=Knobs)
     drafted: Chain | None = None
     draft_model: TinyModel | None = None
+    drawn: tuple[bool, ...] = ()
     draft_vocab: Chain | None = None
     distribution: Distribution = Distribution.ONE_HOT
     padding: Chain = ()
@@ -143,16 +146,26 @@ def _drafts(case: Case) -> Iterator[tuple[Chain, float]]:
     if case.draft_model is None:
         yield case.drafted or (), 1.0
         return
-    for chain in itertools.product(range(case.target.vocab), repeat=len(case.draft_model.levels)):
+    ids = range(case.target.vocab)
+    fixed = zip(case.drawn, case.drafted or (), strict=True)
+    places = [ids if drawn else (token,) for drawn, token in fixed] or [ids] * len(case.draft_model.levels)
+    for chain in itertools.product(*places):
         chance = float(_draft_distribution(case, chain)[range(len(chain)), chain].prod())
         if chance > 0:
             yield chain, chance
 
 
 def _draft_distribution(case: Case, chain: Chain) -> Tensor:
-    """Return [N, V] float64, the distributions that the tokens of `chain` were drawn from."""
+    """Return [N, V] float64, the distributions of the tokens of `chain`: one-hot where they are not drawn."""
+    one_hot = _one_hot(chain, case.target.vocab)
     if case.draft_model is None:
-        return _one_hot(chain, case.target.vocab)
+        return one_hot
+    drawn = torch.tensor(case.drawn or (True,) * len(chain))
+    return torch.where(drawn[:, None], _stated_distribution(case, chain), one_hot)
+
+
+def _stated_distribution(case: Case, chain: Chain) -> Tensor:
+    """Return [N, V] float64, the distributions that the draft model states for the tokens of `chain`."""
     return Knobs(case.knobs.temperature).distribution(_draft_logits(case, chain))
 
 
@@ -180,7 +193,9 @@ def _arguments(case: Case, chain: Chain, cells: Tensor) -> tuple[Any, ...]:
         if draft.draft_logits is not None:
             draft.draft_logits[:, : len(chain)] = _draft_logits(case, chain)[:, columns]
         if draft.draft_probs is not None:
-            draft.draft_probs[:, : len(chain)] = _draft_distribution(case, chain)[:, columns]
+            draft.draft_probs[:, : len(chain)] = _stated_distribution(case, chain)[:, columns]
+        if draft.drawn is not None and case.drawn:
+            draft.drawn[:, : len(chain)] = torch.tensor(case.drawn)
     target = TargetLogits(_logits(case, chain), torch.zeros(count, dtype=torch.int64))
     uniforms = Uniforms(accept=cells[:, :draft_length], draw=cells[:, draft_length:])
     return draft, target, case.knobs.rows(count), uniforms

@@ -80,18 +80,28 @@ class PolicyContract(PolicyHarness):
 
     @pytest.mark.parametrize("trees", [False, True])
     def test_keeps_a_part_within_the_budget(self, trees: bool) -> None:
-        """Kept tokens are drafted ones, in their order and unchanged, and with them all tokens before them."""
+        """Kept tokens are drafted ones, in their order and unchanged, as is `base_len`; all tokens before them stay."""
         for budget in self.budgets:
             draft = self.draft(trees=trees)
             trimmed = self.trim_draft(draft, budget)
             count = int(trimmed.lengths.sum())
             assert count <= budget, f"{self.who}: kept {count} draft tokens; expected at most {budget}"
+            found = f"base_len is {trimmed.base_len} after trim; expected {draft.base_len}"
+            assert torch.equal(trimmed.base_len, draft.base_len), f"{self.who}: {found}"
             for row, (nodes, kept) in enumerate(zip(list_nodes(draft), list_nodes(trimmed), strict=True)):
                 places = [nodes.index(node) for node in kept if node in nodes]
                 assert len(places) == len(kept), (
-                    f"{self.who}: row {row} has {kept} after trim; expected tokens, confidences and parents of {nodes}"
+                    f"{self.who}: row {row} has {kept} after trim; "
+                    f"expected tokens, confidences, sources and parents of {nodes}"
                 )
                 assert places == sorted(places), f"{self.who}: kept places {places} of row {row}; expected their order"
+
+    @pytest.mark.parametrize("trees", [False, True])
+    def test_keeps_tokens_that_cost_nothing(self, trees: bool) -> None:
+        """Some tokens are kept within a large budget; without any, all other clauses would hold trivially."""
+        budget = max(self.budgets)
+        kept = self.trim_draft(self.draft(trees=trees), budget).lengths.tolist()
+        assert any(kept), f"{self.who}: kept no draft tokens within a budget of {budget}, at no costs; expected some"
 
     @pytest.mark.parametrize("trees", [False, True])
     def test_respects_the_costs(self, trees: bool) -> None:

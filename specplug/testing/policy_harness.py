@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
@@ -94,6 +95,9 @@ class PolicyHarness:
         budget = plan.token_budget
         is_budget = budget is None or (isinstance(budget, int) and budget >= 0)
         assert is_budget, f"{self.who}: token_budget {budget!r} {where}; expected None or an int >= 0"
+        low = {name: cap for name, cap in plan.caps.items() if cap < 0}
+        assert not low, f"{self.who}: caps {low} {where}; expected caps >= 0"
+        assert plan.num_steps >= 1, f"{self.who}: num_steps {plan.num_steps} {where}; expected at least 1"
         checked_costs(plan.costs)
         return plan
 
@@ -141,14 +145,16 @@ class PolicyHarness:
         self, batch_size: int, draft_length: int, *, trees: bool = False, device: torch.device | str = "cpu"
     ) -> Draft:
         """Return an empty draft."""
-        return Draft.allocate(batch_size, draft_length, trees=trees, device=device, sources=("kit",))
+        return Draft.allocate(batch_size, draft_length, trees=trees, device=device, sources=("kit", "other"))
 
     def draft(self, *, trees: bool = False) -> Draft:
-        """Return a draft whose token ids and survival probabilities all differ."""
+        """Return a draft by two sources, whose token ids, survival probabilities and context lengths all differ."""
         draft = self.empty_draft(len(_LEVELS), 4, trees=trees)
+        draft.reset(torch.arange(1, 1 + len(_LEVELS)))
         for row, (levels, parents) in enumerate(zip(_LEVELS, _PARENTS, strict=True)):
             ids = [10 * row + place for place in range(len(levels))]
-            draft.set_row(row, ids, levels, parents=parents if trees else None)
+            source = [place % 2 for place in range(len(levels))]
+            draft.set_row(row, ids, levels, source=source, parents=parents if trees else None)
         return draft
 
     def verified(self, draft: Draft) -> tuple[EngineBatch, Draft, Verdict]:
@@ -176,14 +182,14 @@ def curve_of(price: float, jump: float = 0.0) -> tuple[CostPoint, ...]:
     return CostPoint(0, 0.0), CostPoint(1, jump + price), CostPoint(101, jump + 101 * price)
 
 
-def list_nodes(draft: Draft) -> list[list[tuple[int, float, int]]]:
-    """Return each row's tokens with their confidences and parent tokens, `ROOT` for the context."""
+def list_nodes(draft: Draft) -> list[list[tuple[int, float, int, int]]]:
+    """Return each row's tokens with their confidences, sources and parent tokens, `ROOT` for the context."""
     found = []
     parents = chain_parents(draft) if draft.parents is None else draft.parents
-    columns = (draft.token_ids, draft.confidence, parents, draft.lengths)
-    for ids, levels, above, count in zip(*(column.tolist() for column in columns), strict=True):
-        nodes = zip(ids[:count], levels, above, strict=False)
-        found.append([(token, level, ROOT if node < 0 else ids[node]) for token, level, node in nodes])
+    columns = (draft.token_ids, draft.confidence, draft.source, parents, draft.lengths)
+    for ids, levels, sources, above, count in zip(*(column.tolist() for column in columns), strict=True):
+        nodes = zip(ids[:count], levels, sources, above, strict=False)
+        found.append([(token, level, source, ROOT if node < 0 else ids[node]) for token, level, source, node in nodes])
     return found
 
 
@@ -197,8 +203,16 @@ def watch_for_waiting() -> Iterator[set[str]]:
     if not hasattr(_calls, "found"):
         sys.addaudithook(_note)  # permanent: Python cannot remove an audit hook
     _calls.found = set()
-    with patch("time.sleep", lambda seconds: _calls.found.add("time.sleep")):
+    with patch("time.sleep", _sleep):
         yield _calls.found
+
+
+def _sleep(seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Note the call instead of sleeping; threads that are not watched sleep."""
+    if hasattr(_calls, "found"):
+        _calls.found.add("time.sleep")
+    else:
+        sleep(seconds)
 
 
 def _note(event: str, _arguments: tuple[Any, ...]) -> None:

@@ -184,10 +184,17 @@ class VerifierContract:
             yield f"one-hot drafts, {name}", case_of(how, (drafted,))
             yield f"padding, {name}", case_of(how, (), padding=(drafted,))
         yield "two draft tokens", Case(TinyModel.random(3, 3, seed=0), drafted=(0, 1))
-        for distribution, temperature in itertools.product(self.spec.caps.distributions, (1.0, 0.7)):
-            case = case_of(Knobs(temperature), draft_model=draft_model, distribution=distribution)
-            yield f"{distribution.value} at temperature {temperature}", case
+        for distribution, (name, how) in itertools.product(self.spec.caps.distributions, knobs.items()):
+            case = case_of(how, draft_model=draft_model, distribution=distribution)
+            yield f"{distribution.value}, {name}", case
             yield f"{distribution.value} over a draft vocabulary", replace(case, draft_vocab=(2, 0))
+            yield f"{distribution.value} for a token that is not drawn", replace(case, drafted=(0,), drawn=(False,))
+        pair = Case(TinyModel.random(2, 3, seed=0), drafted=(0, 0), draft_model=TinyModel.random(2, 2, seed=1))
+        both = Case(TinyModel.random(3, 3, seed=0), draft_model=TinyModel.random(3, 2, seed=1))
+        for distribution in self.spec.caps.distributions:
+            mixed = replace(pair, distribution=distribution, drawn=(True, False))
+            yield f"{distribution.value} for the first of two tokens", mixed
+            yield f"{distribution.value} for two tokens", replace(both, distribution=distribution)
 
     def run(self, step: VerifyStep) -> Verification:
         """Verify a step on the device and return the result on the CPU."""

@@ -8,6 +8,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec
 from specplug.steps.trim import SurvivalTrimmer, rank_tokens
 from specplug.testing.policy_contract import PolicyContract
-from specplug.testing.policy_harness import PROFILE
+from specplug.testing.policy_harness import PROFILE, watch_for_waiting
 from specplug.types.caps import EngineCaps
 from specplug.types.plan import HostStats, StepReport, TrimLimits
 from specplug.types.step import CostPoint, Draft, EngineBatch, StepCost, StepPlan, Verdict
@@ -105,6 +106,11 @@ class NegativeBudget(Plans):
         return replace(super().plan(stats), token_budget=256 - len(stats.requests))
 
 
+class NegativeCaps(Plans):
+    def plan(self, stats: HostStats) -> StepPlan:
+        return replace(super().plan(stats), caps={request.request_id: -3 for request in stats.requests})
+
+
 class NeedsATime(Plans):
     def observe(self, report: StepReport) -> None:
         if report.requests:
@@ -127,7 +133,7 @@ class SwapsSiblings(Trims):
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
         trimmed = super().trim(draft, limits)
         if trimmed.parents is not None and trimmed.lengths[2] == 4:  # whose first two nodes follow the context
-            for column in (trimmed.token_ids, trimmed.confidence):
+            for column in (trimmed.token_ids, trimmed.confidence, trimmed.source):
                 column[2, :2] = column[2, :2].flip(0)
             trimmed.parents[2, 2:] = 1 - trimmed.parents[2, 2:]
         return trimmed
@@ -179,6 +185,11 @@ PLANTED: dict[str, tuple[type[Any], str, tuple[Any, ...], str]] = {
         *(PLAN, (None,), r"length 4\.0"),
     ),
     "a negative budget": (NegativeBudget, PLAN, (None,), "token_budget -256"),
+    "negative caps": (NegativeCaps, PLAN, (None,), "caps {.*-3}"),
+    "a plan for no step": (
+        instead(Plans, plan=lambda self, stats: StepPlan(self.draft_length(stats), num_steps=0)),
+        *(PLAN, (None,), "num_steps 0"),
+    ),
     "costs that descend": (
         instead(Plans, plan=lambda self, stats: StepPlan(self.draft_length(stats), costs=backwards)),
         *(PLAN, (None,), "no curve"),
@@ -214,6 +225,15 @@ PLANTED: dict[str, tuple[type[Any], str, tuple[Any, ...], str]] = {
     "other confidences": (
         before(lambda draft: [draft.confidence.mul_(0.5)]),
         *(PART, (True,), "expected tokens, confidences"),
+    ),
+    "other sources": (
+        before(lambda draft: [draft.source.masked_fill_(draft.mask(), 0)]),
+        *(PART, (False,), "expected tokens, confidences, sources"),
+    ),
+    "other contexts": (before(lambda draft: [draft.base_len.add_(1)]), PART, (False,), "base_len is .*expected"),
+    "keeps nothing": (
+        instead(Trims, trim=lambda _, draft, limits: draft.keep(torch.zeros_like(draft.mask()))),
+        *("test_keeps_tokens_that_cost_nothing", (True,), "kept no draft tokens"),
     ),
     "keeps ends": (KeepsEnds, PART, (False,), "and parents of"),
     "swaps siblings": (SwapsSiblings, PART, (True,), "expected their order"),
@@ -292,6 +312,12 @@ def test_a_planted_mistake_is_found(mistake: str) -> None:
     contract = contract_of(half) if issubclass(half, Planner) else contract_of(trims=half)
     with pytest.raises(Exception, match=message):
         getattr(contract(), clause)(*arguments)
+
+
+def test_a_planner_may_have_a_thread_that_sleeps() -> None:
+    with watch_for_waiting() as found, ThreadPoolExecutor(1) as executor:
+        executor.submit(time.sleep, 0).result()
+    assert not found
 
 
 def test_every_clause_has_a_planted_policy_and_a_docstring() -> None:

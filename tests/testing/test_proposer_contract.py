@@ -92,6 +92,17 @@ class Drawn(Lookup):
                 full[row, : len(ids)] = values
 
 
+class PromptLookup(Lookup):
+    """Drafts from the request's prompt alone."""
+
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
+        assert batch.requests is not None
+        for row, (request, limit) in enumerate(zip(batch.requests, limits.tolist(), strict=True)):
+            text = self.text(batch, row)
+            prompt = text[self.begin(batch, row) : request.prompt_length]
+            self.write(draft, row, self.look_up([*prompt, text[-1]], limit))
+
+
 class Incremental(Lookup):
     """Reads the new tokens at any position, and starts over when all are new."""
 
@@ -111,6 +122,10 @@ def contract_of(proposer: Any, caps: ProposerCaps = LEARNS) -> type[ProposerCont
 
 
 class TestLookup(contract_of(Lookup)):  # type: ignore[misc]
+    pass
+
+
+class TestPromptLookup(contract_of(PromptLookup)):  # type: ignore[misc]
     pass
 
 

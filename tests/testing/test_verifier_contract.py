@@ -80,6 +80,28 @@ class LastNumber(ReferenceVerifier):
         return uniforms.draw[:, -1]
 
 
+class DrawnByRow(ReferenceVerifier):
+    """Takes a row's draft for drawn if its first token is."""
+
+    def verify(self, draft, *others):
+        drawn = None if draft.drawn is None else draft.drawn[:, :1].expand_as(draft.drawn)
+        return super().verify(replace(draft, drawn=drawn), *others)
+
+
+class FirstResidual(ReferenceVerifier):
+    """Takes the recovered token from the first position's draft distribution."""
+
+    def _draft_distribution_at(self, draft, columns, places, vocab):
+        return super()._draft_distribution_at(draft, columns, torch.zeros_like(places), vocab)
+
+
+def whole(draft, target, sampling, uniforms):
+    """Forget top-k, top-p and min-p where the draft states a distribution."""
+    if draft.distribution is not Distribution.ONE_HOT:
+        sampling = replace(sampling, top_k=None, top_p=None, min_p=None)
+    return draft, target, sampling, uniforms
+
+
 ENGINES, PREFIX, SAME = (
     "test_returns_what_engines_expect",
     "test_accepts_a_prefix_of_the_draft",
@@ -118,6 +140,13 @@ PLANTED = {
         *("test_keeps_what_the_target_would_have_drawn", "Judge drafts by their draft_"),
     ),
     "accepts always": (AcceptsAlways, DISTRIBUTION, "off by .* with one-hot drafts, plain"),
+    "all drawn": (
+        given(lambda draft, *others: (replace(draft, drawn=None), *others)),
+        *(DISTRIBUTION, "off by .* for a token that is not drawn"),
+    ),
+    "drawn by row": (DrawnByRow, DISTRIBUTION, "off by .* for the first of two tokens"),
+    "the first residual": (FirstResidual, DISTRIBUTION, "off by .* for two tokens"),
+    "all of the target": (given(whole), DISTRIBUTION, "off by .* with draft_.*, all"),
     **{name: (mutant, DISTRIBUTION, "are off by") for name, mutant in LOSSY_MUTANTS.items()},
 }
 
