@@ -9,9 +9,16 @@ from typing import Any
 
 from tests.soak.judge import LEAST_P, Judge
 from tests.soak.leaks import MIB, Growth, Sample
+from tests.soak.targets import PLANTED
 
 MANY = 200
 """Sampled outputs of which some context is always shared by enough."""
+
+ASKED = 20
+"""Requests for a faulty proposer of which some always draft: others may end before they do."""
+
+LATE = ("late", "switched off", "came back")
+"""What happens to a sound proposer on a slow machine."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,21 @@ class Report:
         found += ["no draft was accepted"] * (self.drafts and not self.accepted)
         if not self.drafts and self.accepted:
             found.append(f"{self.accepted} draft tokens were accepted with speculation off")
+        return found + self._wrong_faults()
+
+    def _wrong_faults(self) -> list[str]:
+        """Return faults of sound proposers, and planted ones that are missing; late drafts depend on the machine."""
+        faults = self.proposer_faults
+        found = [
+            f"{name} is sound, and {count} times {kind}"
+            for name, kinds in faults.items()
+            for kind, count in kinds.items()
+            if count and name not in PLANTED and kind not in LATE
+        ]
+        for name, kind in PLANTED.items():
+            asked = self.judge.variants[name]
+            if self.drafts and kind != "late" and asked >= ASKED and not faults.get(name, {}).get(kind):
+                found.append(f"{asked} requests named {name}: never {kind}")
         return found
 
     def as_dict(self) -> dict[str, Any]:

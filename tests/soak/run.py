@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -103,7 +104,9 @@ class Soak:
             preemptions=after["preemptions"] - before["preemptions"],
             accepted=after["accepted"] - before["accepted"],
             drafts=self.target.mode == "on",
-            proposer_faults=after["faults"],
+            proposer_faults={
+                name: Counter(kinds) - Counter(before["faults"].get(name)) for name, kinds in after["faults"].items()
+            },
             crash=None if was_killed else self.crash,
         )
 

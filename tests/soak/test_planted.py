@@ -7,6 +7,7 @@ import itertools
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +22,7 @@ from tests.soak import leaks
 from tests.soak.client import Outcome
 from tests.soak.faults import files_limited
 from tests.soak.judge import LEAST_P, Judge
-from tests.soak.report import Report
+from tests.soak.report import ASKED, Report
 from tests.soak.run import Plant, Soak, with_wrong_token
 from tests.soak.stub_server import TOKEN
 from tests.soak.targets import PROPOSERS, TARGETS
@@ -156,6 +157,25 @@ def test_an_outcome_is_judged(request_, outcome, found):
     judge.take(Outcome(request_, **{"status": 200, "finish_reason": "length", **outcome}))
     assert (judge.wrong, judge.failed) == (found == "wrong", found == "failed")
     assert len(judge.problems) == (found != "right")
+
+
+SAMPLE = leaks.Sample(1, leaks.MIB, 1, 1, 0)
+RIGHT = Report("vllm", 1.0, Judge(), {}, [], [], SAMPLE, SAMPLE, 0, 1, True, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("faults", "asked", "failures"),
+    [
+        ({"ngram": {"raised": 3}}, 0, ["ngram is sound, and 3 times raised"]),
+        ({"ngram": {"malformed": 1}}, 0, ["ngram is sound, and 1 times malformed"]),
+        ({"ngram": {"late": 9, "switched off": 1}}, ASKED - 1, []),
+        ({"raises": {"raised": 9}, "garbage": {"malformed": 9}}, ASKED, []),
+        ({"raises": {"raised": 9}, "garbage": {"late": 9}}, ASKED, ["20 requests named garbage: never malformed"]),
+    ],
+)
+def test_the_planted_proposers_fail_and_no_others(faults, asked, failures):
+    judge = Judge(variants=Counter(dict.fromkeys(PROPOSERS, asked)))
+    assert replace(RIGHT, judge=judge, proposer_faults=faults).failures == failures
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
