@@ -128,6 +128,7 @@ REFUSED = '{"error": {"message": "references are too large"}}'
 GREEDY = Request(0, "greedy", Prompt(PROMPT, ANSWER), max_tokens=6)
 ABORTED = replace(GREEDY, kind="aborted", stream=True, events=2)
 BAD = replace(GREEDY, kind="bad", refusal="too large")
+SAMPLED = replace(GREEDY, kind="sampled")
 STRUCTURED = replace(GREEDY, kind="structured", prompt=Prompt(PROMPT, ANSWER, schema={"type": "object"}))
 
 
@@ -143,6 +144,11 @@ STRUCTURED = replace(GREEDY, kind="structured", prompt=Prompt(PROMPT, ANSWER, sc
         # What arrived before a client left is a prefix.
         (ABORTED, {"token_ids": ANSWER[:2], "left": True, "finish_reason": None}, "right"),
         (ABORTED, {"token_ids": (TOKEN, 9), "left": True, "finish_reason": None}, "wrong"),
+        # Sampled answers end early only by themselves, and not before they begin.
+        (SAMPLED, {"token_ids": ANSWER[:6]}, "right"),
+        (SAMPLED, {"token_ids": ANSWER[:5], "finish_reason": "stop"}, "right"),
+        (SAMPLED, {"token_ids": ANSWER[:5]}, "failed"),
+        (SAMPLED, {"token_ids": (), "finish_reason": "stop"}, "failed"),
         # Bad fields are refused with the reason.
         (BAD, {"status": 400, "text": REFUSED}, "right"),
         (BAD, {"status": 400, "text": "{}"}, "failed"),
@@ -160,7 +166,7 @@ def test_an_outcome_is_judged(request_, outcome, found):
 
 
 SAMPLE = leaks.Sample(1, leaks.MIB, 1, 1, 0)
-RIGHT = Report("vllm", 1.0, Judge(), {}, [], [], SAMPLE, SAMPLE, 0, 1, True, {}, None)
+RIGHT = Report("vllm", 1.0, Judge(compared=1), {}, [], [], SAMPLE, SAMPLE, 0, 1, True, {}, None)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +180,21 @@ RIGHT = Report("vllm", 1.0, Judge(), {}, [], [], SAMPLE, SAMPLE, 0, 1, True, {},
     ],
 )
 def test_the_planted_proposers_fail_and_no_others(faults, asked, failures):
-    judge = Judge(variants=Counter(dict.fromkeys(PROPOSERS, asked)))
+    judge = Judge(variants=Counter(dict.fromkeys(PROPOSERS, asked)), compared=1)
     assert replace(RIGHT, judge=judge, proposer_faults=faults).failures == failures
+
+
+def test_a_run_without_requests_fails():
+    assert replace(RIGHT, judge=Judge(), drafts=False, accepted=0).failures == ["no output was compared"]
+
+
+def test_a_server_that_is_not_watched_fails_or_was_short(truth, monkeypatch):
+    monkeypatch.setattr("tests.soak.run.SAMPLE_SECONDS", 100.0)
+    short = soak(truth, monkeypatch, count=9)
+    found = Report.joined([short, replace(RIGHT, unwatched=[leaks.LEAST_SAMPLES - 1])])
+    assert found.failures == []
+    assert sum("not judged, as none of" in line for line in found.lines()) == 2
+    assert "not judged" in "".join(replace(RIGHT, unwatched=[leaks.LEAST_SAMPLES]).failures)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
