@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 
@@ -20,7 +21,7 @@ from tests.engines.launch import ROOT
 from tests.engines.suites.server import MISTAKES
 from tests.soak import leaks
 from tests.soak.client import Outcome
-from tests.soak.faults import files_limited
+from tests.soak.faults import UNWRITTEN, Faults, files_limited
 from tests.soak.judge import LEAST_P, Judge
 from tests.soak.report import ASKED, Report
 from tests.soak.run import Plant, Soak, with_wrong_token
@@ -226,6 +227,31 @@ def test_a_short_run_judges_no_memory():
     samples = [leaks.Sample(number, number << 30, 1, 1, 0) for number in range(leaks.LEAST_SAMPLES - 1)]
     assert [growth.is_flat for growth in leaks.growths(samples)] == [True] * 4
     assert not leaks.growths([*samples, samples[-1]])[0].is_flat
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "text", "is_right"),
+    [
+        ("wrong_order", 400, "", True),
+        ("wrong_order", 500, "", False),
+        ("wrong_order", 200, "", False),
+        ("disk_full", 500, f"a file {UNWRITTEN}", True),
+        ("disk_full", 500, "Internal Server Error", False),
+        ("disk_full", 200, "", False),
+    ],
+)
+def test_a_crash_is_no_refusal(truth, fault, status, text, is_right):
+    def answer(request: httpx.Request) -> httpx.Response:
+        is_refused = "mode" in request.url.path or len(request.content) > 10_000
+        return httpx.Response(status if is_refused else 200, text=text)
+
+    async def problems() -> list[str]:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://soaked") as http:
+            faults = Faults(http, TARGETS["vllm"], truth, -1, None, 0)
+            await getattr(faults, fault)()
+            return faults.problems
+
+    assert (asyncio.run(problems()) == []) == is_right
 
 
 def test_a_full_disk_is_one_for_all_processes_of_a_session(tmp_path):
