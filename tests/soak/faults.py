@@ -60,16 +60,17 @@ class Faults:
         self.problems: list[str] = []
 
     async def inject(self, pause: float) -> None:
-        """Inject all faults in turn, `pause` seconds apart, until cancelled."""
+        """Inject all faults in turn, `pause` seconds apart, until cancelled; those that return False did nothing."""
         anywhere = [self.cache_flushed, self.wrong_order]
         if self._target.mode == "on":
             anywhere += [self.speculation_off, self.short_drafts]
         stored = [self.corpus_added, self.corpus_removed, self.segment_cut, self.corpus_added, self.disk_full]
-        kinds: list[Callable[[], Awaitable[None]]] = anywhere if self._store is None else [*stored, *anywhere]
+        kinds: list[Callable[[], Awaitable[bool | None]]] = anywhere if self._store is None else [*stored, *anywhere]
         for fault in itertools.cycle(kinds):
             await asyncio.sleep(pause)
             try:
-                await fault()
+                if await fault() is False:
+                    continue
             except (httpx.HTTPError, OSError) as error:
                 self._problem(fault.__name__, f"{type(error).__name__}: {error}")
             self.counts[fault.__name__.replace("_", " ")] += 1
@@ -80,24 +81,27 @@ class Faults:
 
     # -- corpora -------------------------------------------------------------------------------------------------------
 
-    async def corpus_added(self) -> None:
+    async def corpus_added(self) -> bool:
         """Add a corpus of texts that answers repeat, over the server's route."""
         absent = [name for name in CORPORA if name not in self._present]
         if not absent:
-            return
+            return False
         name = self._random.choice(absent)
         tenant = None if isinstance(self._target, SglangTarget) else self._random.choice([None, "acme", "bolt"])
         prompts = self._random.sample(self._truth.ordinary, 5)
         texts = [tokenizer().decode([*one.token_ids, *one.answer], skip_special_tokens=True) for one in prompts]
         await self._expect("a corpus is added", 200, *self._target.add_order(name, texts, tenant))
         self._present[name] = tenant
+        return True
 
-    async def corpus_removed(self) -> None:
+    async def corpus_removed(self) -> bool:
         """Remove one of the corpora, over the server's route."""
-        if self._present:
-            name = self._random.choice(sorted(self._present))
-            order = self._target.remove_order(name, self._present.pop(name))
-            await self._expect("a corpus is removed", 200, *order)
+        if not self._present:
+            return False
+        name = self._random.choice(sorted(self._present))
+        order = self._target.remove_order(name, self._present.pop(name))
+        await self._expect("a corpus is removed", 200, *order)
+        return True
 
     async def segment_cut(self) -> None:
         """Let another process add a corpus, replace its file by one that was cut off, and remove it."""

@@ -9,15 +9,20 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 import torch
 
+from specplug.corpus.documents import Document
+from specplug.corpus.store import Store
+from specplug.text.tokenizers import wrap
 from tests.engines.launch import ROOT
+from tests.engines.plain import tokenizer
 from tests.engines.suites.server import MISTAKES
 from tests.soak import leaks
 from tests.soak.client import Outcome
@@ -27,7 +32,7 @@ from tests.soak.report import ASKED, Report
 from tests.soak.run import Plant, Soak, with_wrong_token
 from tests.soak.stub_server import TOKEN
 from tests.soak.targets import PROPOSERS, TARGETS
-from tests.soak.traffic import SHARES, Request, Traffic
+from tests.soak.traffic import CORPORA, SHARES, Request, Traffic
 from tests.soak.truth import Prompt, Truth, exact
 
 PROMPT = (5, 6, 7, 8)
@@ -252,6 +257,28 @@ def test_a_crash_is_no_refusal(truth, fault, status, text, is_right):
             return faults.problems
 
     assert (asyncio.run(problems()) == []) == is_right
+
+
+@pytest.mark.parametrize(("present", "added"), [(3, 1), (4, 0)])
+def test_what_changes_nothing_is_no_fault(truth, tmp_path, present, added):
+    """The first fault adds a corpus, if one is absent; the second removes one, and ends the test."""
+    store = Store.create(tmp_path / "store", wrap(tokenizer()).fingerprint)
+    for name in CORPORA[:present]:
+        store.add(name, [Document("a", np.array(PROMPT, np.int32))])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "DELETE":
+            raise asyncio.CancelledError
+        return httpx.Response(200)
+
+    async def counts() -> Counter[str]:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://soaked") as http:
+            faults = Faults(http, TARGETS["vllm"], truth, -1, tmp_path / "store", 0)
+            with suppress(asyncio.CancelledError):
+                await faults.inject(0.0)
+            return faults.counts
+
+    assert asyncio.run(counts())["corpus added"] == added
 
 
 def test_a_full_disk_is_one_for_all_processes_of_a_session(tmp_path):
