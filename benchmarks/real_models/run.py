@@ -19,6 +19,7 @@ from benchmarks.real_models.arms import BASELINE, Answer, Arm, Found, requests
 from benchmarks.real_models.fresh import steps_of
 from benchmarks.real_models.prompts import Prompt
 from benchmarks.real_models.turns import turn_taking
+from specplug.errors import first_line
 
 MIXED = "mixed"
 BY_KIND = 8  # most prompts of a group that are of one kind
@@ -145,7 +146,7 @@ class Arms:
             except Exception as error:
                 if name == BASELINE:
                     raise
-                self.left_out[name] = str(error).splitlines()[0][:300]
+                self.left_out[name] = first_line(error)[:300]
                 note(f"{name}: left out, because it did not run: {self.left_out[name]}")
                 host.stop()
                 del self.hosts[name]

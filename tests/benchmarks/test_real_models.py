@@ -230,9 +230,9 @@ def test_an_arm_that_does_not_run_is_left_out_and_the_baseline_never_is():
         def stop(self):
             pass
 
-    hosts = {BASELINE: Host(), "broken": Host("no such method\nat all"), "fine": Host()}
+    hosts = {BASELINE: Host(), "broken": Host("no such method\nat all"), "silent": Host(""), "fine": Host()}
     found = measured(Arms(dict(hosts), print), task("ab", 1), task("c", 1), rounds=2)
-    assert found.left_out == {"broken": "no such method"}
+    assert found.left_out == {"broken": "ValueError: no such method", "silent": "ValueError"}
     assert {name: len(answers) for name, answers in found.answers.items()} == {BASELINE: 4, "fine": 4}
     assert (found.kinds, hosts["fine"].calls) == (["a", "b", "a", "b"], 6)
     with pytest.raises(ValueError, match="broken"):

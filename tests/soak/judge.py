@@ -58,6 +58,9 @@ class Judge:
         elif outcome.finish_reason not in FINISHED:
             self._fail(outcome, f"finished by {outcome.finish_reason!r}")
         elif request.kind == "sampled":
+            length = len(outcome.token_ids)
+            if not length or (outcome.finish_reason == "length" and length != request.max_tokens):
+                self._fail(outcome, f"has {length} tokens of {request.max_tokens}, {outcome.finish_reason}")
             self._sampled.setdefault((request.prompt, request.sampling), []).append(outcome.token_ids)
         else:
             self.compared += 1

@@ -17,7 +17,7 @@ TOLERANCES = {"threads": 2.0, "files": 6.0, "connections": 16.0}
 """Growth that is no leak; as many connections come and go with the load, more than requests that run at once."""
 
 LEAST_SAMPLES = 40
-"""Fewer samples judge no memory: a short run is all warm-up."""
+"""Fewer samples judge no memory, and may judge nothing: a short run is all warm-up."""
 
 ESTABLISHED, CLOSE_WAIT = "01", "08"
 """States of a connection in /proc/net/tcp."""

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -91,20 +92,24 @@ class Soak:
             if self.crash is None:
                 self._latest = await self._counts(http)
             after = self._latest or before
+            growths = leaks.growths(self.samples)
         return Report(
             engine=self.target.name,
             seconds=seconds,
             judge=self.judge,
             faults=faults.counts,
             fault_problems=faults.problems,
-            growths=leaks.growths(self.samples),
+            growths=growths,
             first=first,
             last=last or first,
             preemptions=after["preemptions"] - before["preemptions"],
             accepted=after["accepted"] - before["accepted"],
             drafts=self.target.mode == "on",
-            proposer_faults=after["faults"],
+            proposer_faults={
+                name: Counter(kinds) - Counter(before["faults"].get(name)) for name, kinds in after["faults"].items()
+            },
             crash=None if was_killed else self.crash,
+            unwatched=[] if growths else [len(self.samples)],
         )
 
     def _given(self, requests: int, deadline: float) -> Iterator[Request]:

@@ -17,7 +17,10 @@ from tests.engines.launch import MODEL, Configuration
 from tests.soak.traffic import Request
 from tests.soak.truth import SAMPLING, Size
 
-PROPOSERS = ("oracle", "raises", "garbage", "slow", "retrieval")
+PLANTED = {"raises": "raised", "garbage": "malformed", "slow": "late"}
+"""Faulty proposers, by their kind of fault."""
+
+PROPOSERS = ("oracle", *PLANTED, "retrieval")
 BLOCK = 32
 
 VLLM_VARIABLES = {

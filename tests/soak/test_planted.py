@@ -7,25 +7,32 @@ import itertools
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
+import numpy as np
 import pytest
 import torch
 
+from specplug.corpus.documents import Document
+from specplug.corpus.store import Store
+from specplug.text.tokenizers import wrap
 from tests.engines.launch import ROOT
+from tests.engines.plain import tokenizer
 from tests.engines.suites.server import MISTAKES
 from tests.soak import leaks
 from tests.soak.client import Outcome
-from tests.soak.faults import files_limited
+from tests.soak.faults import UNWRITTEN, Faults, files_limited
 from tests.soak.judge import LEAST_P, Judge
-from tests.soak.report import Report
+from tests.soak.report import ASKED, Report
 from tests.soak.run import Plant, Soak, with_wrong_token
 from tests.soak.stub_server import TOKEN
 from tests.soak.targets import PROPOSERS, TARGETS
-from tests.soak.traffic import SHARES, Request, Traffic
+from tests.soak.traffic import CORPORA, SHARES, Request, Traffic
 from tests.soak.truth import Prompt, Truth, exact
 
 PROMPT = (5, 6, 7, 8)
@@ -127,6 +134,7 @@ REFUSED = '{"error": {"message": "references are too large"}}'
 GREEDY = Request(0, "greedy", Prompt(PROMPT, ANSWER), max_tokens=6)
 ABORTED = replace(GREEDY, kind="aborted", stream=True, events=2)
 BAD = replace(GREEDY, kind="bad", refusal="too large")
+SAMPLED = replace(GREEDY, kind="sampled")
 STRUCTURED = replace(GREEDY, kind="structured", prompt=Prompt(PROMPT, ANSWER, schema={"type": "object"}))
 
 
@@ -142,6 +150,11 @@ STRUCTURED = replace(GREEDY, kind="structured", prompt=Prompt(PROMPT, ANSWER, sc
         # What arrived before a client left is a prefix.
         (ABORTED, {"token_ids": ANSWER[:2], "left": True, "finish_reason": None}, "right"),
         (ABORTED, {"token_ids": (TOKEN, 9), "left": True, "finish_reason": None}, "wrong"),
+        # Sampled answers end early only by themselves, and not before they begin.
+        (SAMPLED, {"token_ids": ANSWER[:6]}, "right"),
+        (SAMPLED, {"token_ids": ANSWER[:5], "finish_reason": "stop"}, "right"),
+        (SAMPLED, {"token_ids": ANSWER[:5]}, "failed"),
+        (SAMPLED, {"token_ids": (), "finish_reason": "stop"}, "failed"),
         # Bad fields are refused with the reason.
         (BAD, {"status": 400, "text": REFUSED}, "right"),
         (BAD, {"status": 400, "text": "{}"}, "failed"),
@@ -156,6 +169,38 @@ def test_an_outcome_is_judged(request_, outcome, found):
     judge.take(Outcome(request_, **{"status": 200, "finish_reason": "length", **outcome}))
     assert (judge.wrong, judge.failed) == (found == "wrong", found == "failed")
     assert len(judge.problems) == (found != "right")
+
+
+SAMPLE = leaks.Sample(1, leaks.MIB, 1, 1, 0)
+RIGHT = Report("vllm", 1.0, Judge(compared=1), {}, [], [], SAMPLE, SAMPLE, 0, 1, True, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("faults", "asked", "failures"),
+    [
+        ({"ngram": {"raised": 3}}, 0, ["ngram is sound, and 3 times raised"]),
+        ({"ngram": {"malformed": 1}}, 0, ["ngram is sound, and 1 times malformed"]),
+        ({"ngram": {"late": 9, "switched off": 1}}, ASKED - 1, []),
+        ({"raises": {"raised": 9}, "garbage": {"malformed": 9}}, ASKED, []),
+        ({"raises": {"raised": 9}, "garbage": {"late": 9}}, ASKED, ["20 requests named garbage: never malformed"]),
+    ],
+)
+def test_the_planted_proposers_fail_and_no_others(faults, asked, failures):
+    judge = Judge(variants=Counter(dict.fromkeys(PROPOSERS, asked)), compared=1)
+    assert replace(RIGHT, judge=judge, proposer_faults=faults).failures == failures
+
+
+def test_a_run_without_requests_fails():
+    assert replace(RIGHT, judge=Judge(), drafts=False, accepted=0).failures == ["no output was compared"]
+
+
+def test_a_server_that_is_not_watched_fails_or_was_short(truth, monkeypatch):
+    monkeypatch.setattr("tests.soak.run.SAMPLE_SECONDS", 100.0)
+    short = soak(truth, monkeypatch, count=9)
+    found = Report.joined([short, replace(RIGHT, unwatched=[leaks.LEAST_SAMPLES - 1])])
+    assert found.failures == []
+    assert sum("not judged, as none of" in line for line in found.lines()) == 2
+    assert "not judged" in "".join(replace(RIGHT, unwatched=[leaks.LEAST_SAMPLES]).failures)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
@@ -187,6 +232,53 @@ def test_a_short_run_judges_no_memory():
     samples = [leaks.Sample(number, number << 30, 1, 1, 0) for number in range(leaks.LEAST_SAMPLES - 1)]
     assert [growth.is_flat for growth in leaks.growths(samples)] == [True] * 4
     assert not leaks.growths([*samples, samples[-1]])[0].is_flat
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "text", "is_right"),
+    [
+        ("wrong_order", 400, "", True),
+        ("wrong_order", 500, "", False),
+        ("wrong_order", 200, "", False),
+        ("disk_full", 500, f"a file {UNWRITTEN}", True),
+        ("disk_full", 500, "Internal Server Error", False),
+        ("disk_full", 200, "", False),
+    ],
+)
+def test_a_crash_is_no_refusal(truth, fault, status, text, is_right):
+    def answer(request: httpx.Request) -> httpx.Response:
+        is_refused = "mode" in request.url.path or len(request.content) > 10_000
+        return httpx.Response(status if is_refused else 200, text=text)
+
+    async def problems() -> list[str]:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://soaked") as http:
+            faults = Faults(http, TARGETS["vllm"], truth, -1, None, 0)
+            await getattr(faults, fault)()
+            return faults.problems
+
+    assert (asyncio.run(problems()) == []) == is_right
+
+
+@pytest.mark.parametrize(("present", "added"), [(3, 1), (4, 0)])
+def test_what_changes_nothing_is_no_fault(truth, tmp_path, present, added):
+    """The first fault adds a corpus, if one is absent; the second removes one, and ends the test."""
+    store = Store.create(tmp_path / "store", wrap(tokenizer()).fingerprint)
+    for name in CORPORA[:present]:
+        store.add(name, [Document("a", np.array(PROMPT, np.int32))])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "DELETE":
+            raise asyncio.CancelledError
+        return httpx.Response(200)
+
+    async def counts() -> Counter[str]:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://soaked") as http:
+            faults = Faults(http, TARGETS["vllm"], truth, -1, tmp_path / "store", 0)
+            with suppress(asyncio.CancelledError):
+                await faults.inject(0.0)
+            return faults.counts
+
+    assert asyncio.run(counts())["corpus added"] == added
 
 
 def test_a_full_disk_is_one_for_all_processes_of_a_session(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -84,5 +85,5 @@ def test_a_awaited_proposers_memory_is_none_of_the_engines_device(free: int) -> 
 
 def test_free_memory_is_known_on_this_machine() -> None:
     found = memory.free_bytes(torch.device("cpu"))
-    assert found is None or found > 0
+    assert (found or 0) > 0 or sys.platform != "linux"
     assert memory.free_bytes(torch.device("meta")) is None
