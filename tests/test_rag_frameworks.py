@@ -160,7 +160,9 @@ class TestLangChain:
     def test_an_agents_settings_are_kept_and_other_artifacts_ignored(self, model):
         document = rag_langchain.Document("birch")
         artifacts = [{"rows": 2}, [document, "text"], np.zeros(2), None]
-        told = [rag_langchain.ToolMessage("found", tool_call_id="1", artifact=each) for each in artifacts]
-        request = rag_langchain.ModelRequest(model=model, messages=told, model_settings={"extra_body": {"top_k": 7}})
+        messages = [rag_langchain.ToolMessage("found", tool_call_id="1", artifact=each) for each in artifacts]
+        request = rag_langchain.ModelRequest(
+            model=model, messages=messages, model_settings={"extra_body": {"top_k": 7}}
+        )
         sent = rag_langchain.SendReferences().wrap_model_call(request, lambda request: request.model_settings)
         assert sent == {"extra_body": {"top_k": 7, "vllm_xargs": {"specplug_references": ["birch"]}}}

@@ -177,7 +177,7 @@ def _params(max_tokens: int, config: Any, eos: list[int]) -> SamplingParams:
         max_tokens=max_tokens,
         temperature=float(bool(config.do_sample)),  # the processors include the warpers
         seed=int(torch.randint(1 << 62, ())),  # follows torch.manual_seed, as `generate` does
-        stop_token_ids=eos,  # a grammar is not asked after one of them
+        stop_token_ids=eos,  # no grammar is called after one of them
         ignore_eos=True,  # the stopping criteria include those of this call
     )
 

@@ -1,7 +1,7 @@
 """Costs of an engine's steps, measured at start and corrected in service, and the rate at which a server emits.
 
 `measuring` times steps before the first request; in service `StepPlanner.finish` times each step, for `step_costs`,
-whose `corrections` are those of late.
+whose predictions `corrections` adjusts by recent steps.
 """
 
 from specplug.cost.planner import ServerRate

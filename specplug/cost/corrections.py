@@ -1,4 +1,4 @@
-"""Corrections of predicted step costs by the steps of late, by whether a step drafts and its tokens."""
+"""Corrections of predicted step costs by recent steps, for each size and for steps with and without drafts."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class StepCosts:
         return found
 
     def _fit_scaled(self) -> None:
-        """Fit the model to the newest steps, and to its own predictions for the steps timed at start at their level."""
+        """Fit the model to the newest steps, and to its predictions for the steps timed at start, scaled to these."""
         seconds = self._model(*_columns(self._at_start)) * exp(np.median(self._ratios(self._newest)))
         scaled = [replace(cost, seconds=each) for cost, each in zip(self._at_start, seconds.tolist(), strict=True)]
         self._fit([*scaled, *self._newest], "measured in service")

@@ -86,7 +86,8 @@ def test_an_interval_over_all_kinds_has_the_true_ratio_nearly_as_often_as_it_say
 
 
 def test_more_rounds_of_the_same_groups_are_no_more_groups():
-    groups, kinds = [[0], [1], [2]], ["a"] * 3
+    groups = [[0], [1], [2]]
+    kinds = ["a"] * 3
     plain = [answer([[1] * 10], 1.0)] * 3
     fast = [answer([[1] * 10], each) for each in (0.5, 0.7, 0.9)]
     once = Found(groups, kinds, {"fast": fast, BASELINE: plain})

@@ -14,7 +14,7 @@ from tests.soak.targets import PLANTED
 MANY = 200
 """Sampled outputs of which some context is always shared by enough."""
 
-ASKED = 20
+LEAST_NAMED = 20
 """Requests for a faulty proposer of which some always draft: others may end before they do."""
 
 LATE = ("late", "switched off", "came back")
@@ -103,9 +103,9 @@ class Report:
             if count and name not in PLANTED and kind not in LATE
         ]
         for name, kind in PLANTED.items():
-            asked = self.judge.variants[name]
-            if self.drafts and kind != "late" and asked >= ASKED and not faults.get(name, {}).get(kind):
-                found.append(f"{asked} requests named {name}: never {kind}")
+            named = self.judge.variants[name]
+            if self.drafts and kind != "late" and named >= LEAST_NAMED and not faults.get(name, {}).get(kind):
+                found.append(f"{named} requests named {name}: never {kind}")
         return found
 
     def as_dict(self) -> dict[str, Any]:

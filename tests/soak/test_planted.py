@@ -28,7 +28,7 @@ from tests.soak import leaks
 from tests.soak.client import Outcome
 from tests.soak.faults import UNWRITTEN, Faults, files_limited
 from tests.soak.judge import LEAST_P, Judge
-from tests.soak.report import ASKED, Report
+from tests.soak.report import LEAST_NAMED, Report
 from tests.soak.run import Plant, Soak, with_wrong_token
 from tests.soak.stub_server import TOKEN
 from tests.soak.targets import PROPOSERS, TARGETS
@@ -176,17 +176,21 @@ RIGHT = Report("vllm", 1.0, Judge(compared=1), {}, [], [], SAMPLE, SAMPLE, 0, 1,
 
 
 @pytest.mark.parametrize(
-    ("faults", "asked", "failures"),
+    ("faults", "named", "failures"),
     [
         ({"ngram": {"raised": 3}}, 0, ["ngram is sound, and 3 times raised"]),
         ({"ngram": {"malformed": 1}}, 0, ["ngram is sound, and 1 times malformed"]),
-        ({"ngram": {"late": 9, "switched off": 1}}, ASKED - 1, []),
-        ({"raises": {"raised": 9}, "garbage": {"malformed": 9}}, ASKED, []),
-        ({"raises": {"raised": 9}, "garbage": {"late": 9}}, ASKED, ["20 requests named garbage: never malformed"]),
+        ({"ngram": {"late": 9, "switched off": 1}}, LEAST_NAMED - 1, []),
+        ({"raises": {"raised": 9}, "garbage": {"malformed": 9}}, LEAST_NAMED, []),
+        (
+            {"raises": {"raised": 9}, "garbage": {"late": 9}},
+            LEAST_NAMED,
+            ["20 requests named garbage: never malformed"],
+        ),
     ],
 )
-def test_the_planted_proposers_fail_and_no_others(faults, asked, failures):
-    judge = Judge(variants=Counter(dict.fromkeys(PROPOSERS, asked)), compared=1)
+def test_the_planted_proposers_fail_and_no_others(faults, named, failures):
+    judge = Judge(variants=Counter(dict.fromkeys(PROPOSERS, named)), compared=1)
     assert replace(RIGHT, judge=judge, proposer_faults=faults).failures == failures
 
 

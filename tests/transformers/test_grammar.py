@@ -119,7 +119,7 @@ def only(prompt: list[int]):
     def allowed(_batch: int, ids: torch.Tensor) -> list[int]:
         stated = ids[len(prompt) :].tolist()
         assert stated == ENDED[: len(stated)]
-        assert len(stated) < len(ENDED), "asked behind the end"
+        assert len(stated) < len(ENDED), "called after the end"
         return [ENDED[len(stated)]]
 
     return allowed

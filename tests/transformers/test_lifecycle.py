@@ -69,14 +69,14 @@ def test_requests_that_end_beside_one_that_raises_have_ended(make_engine, llama)
     engine = make_engine()
     engine.add(request("ended", max_tokens=1))
     engine.add(replace(request("bad"), stop_when=lambda _ids: 1 // 0))
-    engine.add(request("behind"))
+    engine.add(request("next"))
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             engine.step()
     engine.abort("bad")
     last = {output.request_id: output for output in engine.run()}
-    assert (last["ended"].token_ids, last["ended"].finish_reason) == (last["behind"].token_ids[:1], "length")
-    assert_plain(llama, [[5, 9, 33]], [last["behind"]], 12)
+    assert (last["ended"].token_ids, last["ended"].finish_reason) == (last["next"].token_ids[:1], "length")
+    assert_plain(llama, [[5, 9, 33]], [last["next"]], 12)
 
 
 def test_one_line_says_what_starts(make_engine, caplog):

@@ -156,7 +156,7 @@ def test_the_context_is_a_limit(make_engine):
 
 
 def test_tokens_behind_a_stop_are_counted_and_dropped(make_engine):
-    """The stop is in the middle of a draft: no client sees the token that the target emits after it, by no grammar."""
+    """The stop is in the middle of a draft: no client sees the token that the target emits after it."""
     answer = [10, 11, 12, 13, 14, 15, 16, 17]
     engine = make_engine(proposer="oracle", extra_proposers=["recorder"], num_speculative_tokens=6)
     Oracle.answers = {"mine": answer}

@@ -201,5 +201,5 @@ def test_chats_are_cut_to_the_text_of_their_last_message_with_a_note(server, tmp
 def test_prompts_without_text_are_refused(message, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"messages": [message]}))
-    said = invoke("audit", "http://127.0.0.1:1", "--prompts", path, code=2).stderr
-    assert f"{path}: no prompts to audit; found 1 prompts, none with text" in said
+    message = invoke("audit", "http://127.0.0.1:1", "--prompts", path, code=2).stderr
+    assert f"{path}: no prompts to audit; found 1 prompts, none with text" in message

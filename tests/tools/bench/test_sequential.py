@@ -163,13 +163,13 @@ def test_advice_names_the_prompts_that_would_show_the_ratio():
     assert "too few to show it" in advice(course)
 
 
-@pytest.mark.parametrize(("gain", "said"), [(0.035, "3[0-9]{3} more prompts would probably"), (0, "8400 .* too few")])
-def test_after_many_pairs_advice_is_of_more_prompts(gain, said):
+@pytest.mark.parametrize(("gain", "words"), [(0.035, "3[0-9]{3} more prompts would probably"), (0, "8400 .* too few")])
+def test_after_many_pairs_advice_is_of_more_prompts(gain, words):
     course = course_of([0.0] * 2100)
     seconds = (1 - gain + 0.9 * (-1) ** number for number in range(2100))
     course.pairs = [pair_of(group, -math.log(own)) for group, own in zip(course.groups, seconds, strict=True)]
     assert course.look(1.0)
-    assert re.search(said, advice(course))
+    assert re.search(words, advice(course))
 
 
 # -- whole runs --------------------------------------------------------------------------------------------------------
