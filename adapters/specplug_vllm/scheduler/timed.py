@@ -24,6 +24,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from specplug.cost.measuring import Measurement, StepLimits, StepSize, measure, step_sizes
+from specplug.types.caps import Ragged
 from specplug.types.step import StepCost
 from specplug_vllm.config import drafter_of, engine_caps, runner_of, use_of
 from specplug_vllm.scheduler.row_lengths import TAKE_A_LENGTH
@@ -69,6 +70,8 @@ class _Timed:
         lengths: draft tokens of each row in further steps.
         own_ids: the drafts to verify, where workers verify the ids that a scheduler sends; None where they hold drafts.
         least_drafted: draft tokens that the drafter makes of each row even if fewer are verified.
+        cuts_drafts: whether plans in service always have the longest drafts, of which each row's are cut.  Costs then
+            state no draft length: what differs between timed steps is the number of tokens alone.
         names: all requests that it has had.
         steps: costs of the steps that have run.
     """
@@ -81,6 +84,7 @@ class _Timed:
         self.lengths: Sequence[int] = ()
         self.own_ids: list[int] | None = None
         self.least_drafted = 0
+        self.cuts_drafts = False
         self.names: list[str] = []
         self.steps: list[StepCost] = []
         self._launched: deque[tuple[float, tuple[int, int, int, int]]] = deque()
@@ -96,7 +100,7 @@ class _Timed:
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         scheduled = output.num_scheduled_tokens
         drafts = output.scheduled_spec_decode_tokens
-        longest = max(map(len, drafts.values()), default=0)
+        longest = 0 if self.cuts_drafts else max(map(len, drafts.values()), default=0)
         context = sum(output.scheduled_cached_reqs.num_computed_tokens)
         self._launched.append((began, (len(scheduled), sum(scheduled.values()), context, longest)))
         return output
@@ -137,7 +141,9 @@ class _Steps:
         self._ids = vocab // 8, vocab // 2  # special tokens come first or last
         runner = runner_of(config)
         drafter = drafter_of(config) if use_of(config) == "engine" else None
-        longest = engine_caps(config).max_draft_length
+        caps = engine_caps(config)
+        longest = caps.max_draft_length
+        self._scheduler.cuts_drafts = caps.ragged is Ragged.NATIVE
         has_own = drafter is not None and drafter not in MAY_DRAFT_NOTHING
         if runner == "v1" and not config.scheduler_config.async_scheduling and not has_own:
             self._scheduler.own_ids = self._random_ids(config.scheduler_config.max_num_seqs + longest)

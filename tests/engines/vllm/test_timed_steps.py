@@ -83,7 +83,9 @@ def test_the_policy_learns_the_costs_before_the_first_request_and_nothing_else_c
     untimed = launched(**RUNNERS[kind], name=f"untimed {kind}", measure=False)
     found = timed.call(traces)
     without = untimed.call(traces)
-    assert {(1, 1, 0), (1, 2, 1), (1, 4, 3)} <= {tuple(cost) for cost in found["costs"]}
+    cuts = kind == "v1"  # plans there always have the longest drafts, so a draft length explains no costs
+    sizes = {(1, 1, 0), (1, 2, 0), (1, 4, 0)} if cuts else {(1, 1, 0), (1, 2, 1), (1, 4, 3)}
+    assert sizes <= {tuple(cost) for cost in found["costs"]}
     assert found["status"]["basis"] == "measured at start"
     assert len(found["status"]["steps"]) == len(found["costs"])
     assert (without["costs"], without["status"]["basis"]) == ([], "assumed")
