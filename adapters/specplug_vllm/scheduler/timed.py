@@ -70,8 +70,8 @@ class _Timed:
         lengths: draft tokens of each row in further steps.
         own_ids: the drafts to verify, where workers verify the ids that a scheduler sends; None where they hold drafts.
         least_drafted: draft tokens that the drafter makes of each row even if fewer are verified.
-        cuts_drafts: whether plans in service always have the longest drafts, of which each row's are cut, and no model
-            makes them.  Costs then state no draft length: only the numbers of tokens differ between timed steps.
+        cuts_drafts: whether plans in service always have the longest drafts, of which each row's are cut.  Costs then
+            state no draft length: timed steps differ by their tokens alone, and so do steps in service.
         names: all requests that it has had.
         steps: costs of the steps that have run.
     """
@@ -143,7 +143,7 @@ class _Steps:
         drafter = drafter_of(config) if use_of(config) == "engine" else None
         caps = engine_caps(config)
         longest = caps.max_draft_length
-        self._scheduler.cuts_drafts = caps.ragged is Ragged.NATIVE and not caps.engine_tokens
+        self._scheduler.cuts_drafts = caps.ragged is Ragged.NATIVE
         has_own = drafter is not None and drafter not in MAY_DRAFT_NOTHING
         if runner == "v1" and not config.scheduler_config.async_scheduling and not has_own:
             self._scheduler.own_ids = self._random_ids(config.scheduler_config.max_num_seqs + longest)
