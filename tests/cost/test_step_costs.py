@@ -56,6 +56,18 @@ def test_sizes_between_and_beyond_the_timed_ones_follow_from_them():
     assert beyond == pytest.approx(4.0, rel=0.02), "the slope of 8 to 16 goes on"
 
 
+def test_steps_in_which_nothing_was_drafted_do_not_tell_what_drafting_costs():
+    # Milliseconds of vLLM's V1 on a CPU: with one request draft tokens cost time, with eight they seem not to.
+    alone = {1: 76, 2: 83, 3: 86, 4: 88, 8: 98, 16: 112}
+    eight = {8: 116, 16: 115}
+    costs = StepCosts(flat)
+    timed_ms = [(1, *each) for each in alone.items()] + [(8, *each) for each in eight.items()]
+    costs.calibrate([StepCost(requests, tokens, 256 * requests, 0, ms / 1e3) for requests, tokens, ms in timed_ms])
+    plain, drafts_alone, most = costs.seconds(1, 256, [1, 1, 16], [0, 15, 15])
+    assert drafts_alone == plain
+    assert most == pytest.approx(0.112, rel=0.05)
+
+
 def test_requests_context_and_draft_passes_have_terms_of_their_own():
     def seconds(requests: int, tokens: int, context: int, length: int) -> float:
         return 0.01 + tokens * 1e-4 + requests * 2e-4 + context * 1e-7 + length * 3e-3
