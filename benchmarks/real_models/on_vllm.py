@@ -25,7 +25,7 @@ LAUNCH = {"method": "custom_class", "model": "specplug_vllm.Proposer", "num_spec
 """As README.md launches it, with the proposer `ngram` in the section of settings."""
 
 # vLLM's n-gram runs numba, which would set OpenMP back to all cores for the whole engine: one thread means one.
-# On small pages equal processes differ by up to 15 %, by where their weights lie; in huge pages they do not.
+# On small pages equal processes differ by up to 15 %, by where their weights lie; in huge pages by up to 5 %.
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 ENVIRONMENT = {"NUMBA_NUM_THREADS": "1", "SPECPLUG_CONFIG": None, **HUGE_PAGES}
 
