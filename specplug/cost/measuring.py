@@ -110,7 +110,8 @@ def measure(
 ) -> Measurement:
     """Time steps for at most about so many seconds; sizes that would probably take longer are left out.
 
-    Sizes whose repeats differ, or that have none, are timed once more, if there is time.
+    A size that took longer than a larger one is timed once more at once: the first steps of a server may be slow.
+    Sizes whose repeats differ, or that have none, are timed once more at the end, if there is time.
 
     Args:
         run: runs so many steps of a size in a row and returns their costs; none if the engine does not run the size.
@@ -135,11 +136,22 @@ def measure(
             if is_repeated:
                 spreads[size] = max(cost.seconds for cost in repeats) / costs[size].seconds - 1.0
 
+    doubted: set[StepSize] = set()
     for size in sizes:
         take(size)
+        slower = {each for each in costs if size in costs and _contradict(costs[each], costs[size])}
+        for smaller in sorted(slower - doubted):
+            take(smaller)
+        doubted |= slower
     for size in [size for size in costs if spreads.get(size, inf) > BUSY]:
         take(size)
     return Measurement(tuple(costs.values()), bool(spreads) and median(spreads.values()) <= BUSY)
+
+
+def _contradict(smaller: StepCost, larger: StepCost) -> bool:
+    """Return whether a step took longer than one of more tokens and no fewer requests, by more than repeats differ."""
+    is_smaller = smaller.tokens < larger.tokens and smaller.requests <= larger.requests
+    return is_smaller and smaller.seconds > larger.seconds * (1 + BUSY)
 
 
 def _expected(tokens: int, costs: Iterable[StepCost]) -> float:
