@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,12 @@ class DraftAcceptance:
     def tokens(self, gamma: int) -> float:
         """Return the tokens that the target computes per step: the verified draft tokens and one more."""
         return 1 + sum(self.verified[:gamma])
+
+    def lengths(self, gamma: int) -> list[tuple[int, float]]:
+        """Return the numbers of draft tokens that a step verifies, up to `gamma`, each with its share of the steps."""
+        reached = (1.0, *self.verified[:gamma], 0.0)
+        shares = [now - later for now, later in pairwise(reached)]
+        return [(length, share) for length, share in enumerate(shares) if share > 0]
 
 
 def by_position(rates: Sequence[float], source: str = "given by position") -> DraftAcceptance:

@@ -125,7 +125,11 @@ def forecast(
             drafting = of_model * per_token + overhead * (each > 0)
             tau = acceptance.tau(each)
             tokens = each + 1 if padded else acceptance.tokens(each)
-            cost = step(batch, tokens, each) / plain + drafting
+            if padded or batch > 1:  # the lengths of several requests average out
+                seconds = step(batch, tokens, each)
+            else:
+                seconds = sum(share * step(1, length + 1, each) for length, share in acceptance.lengths(each))
+            cost = seconds / plain + drafting
             lengths.append({"gamma": each, "tau": tau, "tokens": tokens, "cost": cost, "speedup": tau / cost})
             if each:
                 needed.append(acceptance_for(step(batch, each + 1, each) / plain + drafting, each))

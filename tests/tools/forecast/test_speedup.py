@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.draft_model.facts import Parameters
-from specplug.tools.forecast.acceptance import by_position
+from specplug.tools.forecast.acceptance import DraftAcceptance, by_position
 from specplug.tools.forecast.model_shape import ModelShape, read_shape
 from specplug.tools.forecast.speedup import GPUS, Gpu, RooflineCost, forecast, measured_cost, saturation_cost
 from specplug.types.step import StepCost
@@ -86,6 +86,18 @@ def test_where_arithmetic_binds_longer_drafts_only_pay_in_smaller_batches(alpha)
     best = [row["best"]["gamma"] for row in forecast_of(alpha, batches=BATCHES, overhead=0.02)]
     assert best == sorted(best, reverse=True)
     assert best[-1] == 0
+
+
+@pytest.mark.parametrize(("batch", "cost"), [(1, 0.75 * 1 + 0.25 * 5), (2, 1)])
+def test_the_lengths_of_one_request_count_each_and_those_of_several_on_average(batch, cost):
+    """Three of four steps have no draft and one has eight tokens; steps of up to four tokens cost the same."""
+    acceptance = DraftAcceptance((0.2,) * 8, (0.25,) * 8, "test")
+
+    def step(requests: int, tokens: float, gamma: int) -> float:
+        return max(1.0, tokens - 4)
+
+    [row] = forecast(acceptance, step, (batch,), 8, draft_cost=lambda batch: 0.0)
+    assert row["lengths"][8]["cost"] == cost
 
 
 def test_lengths_end_where_the_acceptance_does():
