@@ -69,6 +69,7 @@ def _driest(sources: Sequence[str | None]) -> list[str]:
 
 def _times(seconds: Sequence[float]) -> list[str]:
     """Return a sentence about time, of which long steps may have taken much."""
+    seconds = [it for it in seconds if it > 0]  # a clock may be set back
     if not seconds:
         return []
     typical = median(seconds)

@@ -202,6 +202,13 @@ def test_the_verdict_tells_long_steps_from_bad_drafts():
     assert last == "The longest part without a kept draft token has 21 tokens, from token 1 on."
 
 
+def test_a_clock_that_is_set_back_makes_no_steps_long():
+    rows = [ROW, following([ROW], [1], -0.5)]
+    assert not any("took" in sentence for sentence in explained(rows, NUMBERS).verdict)
+    rows.append(following(rows, [1], 0.25))
+    assert explained(rows, NUMBERS).verdict[0] == "1 steps took 0.25 s, 250.0 ms each in the median."
+
+
 class Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()

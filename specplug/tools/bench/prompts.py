@@ -130,7 +130,7 @@ def _spread(kinds: list[list[Prompt]], size: int, draw: random.Random) -> list[t
 
 def _read_file(file: Path) -> Iterator[Prompt]:
     try:
-        with file.open(encoding="utf-8") as lines:
+        with file.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _prompt_of(line, f"{file}, line {number}", file.stem)

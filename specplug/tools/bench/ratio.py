@@ -38,12 +38,17 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """Return "faster", "slower", "no difference" where one is ruled out, or "no difference shown"."""
+        """Return "no difference" where one beyond `EQUAL` is ruled out, "faster", "slower" or "no difference shown"."""
         if self.low is None or self.high is None:
             return "no difference shown"
-        if self.low > 1 or self.high < 1:
-            return "faster" if self.low > 1 else "slower"
-        return "no difference" if self.low >= 1 / EQUAL and self.high <= EQUAL else "no difference shown"
+        if self.low >= 1 / EQUAL and self.high <= EQUAL:
+            return "no difference"
+        return "faster" if self.low > 1 else "slower" if self.high < 1 else "no difference shown"
+
+    @property
+    def is_unequal(self) -> bool:
+        """Return whether the interval is wholly beyond `EQUAL` or its inverse."""
+        return self.low is not None and self.high is not None and (self.low > EQUAL or self.high < 1 / EQUAL)
 
     def is_within(self, percent: float) -> bool:
         """Return whether the interval ends within so many percent of the ratio, on both sides."""

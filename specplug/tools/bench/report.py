@@ -26,7 +26,8 @@ _SHOWN = 40  # characters of texts that differ
 class SideFigures:
     """One side's figures: tokens per second over the whole time of its answers, and medians of times over the requests.
 
-    `tokens_per_step` is per request, bonus included, and `acceptance_rate` accepted / drafted; None without counts.
+    `tokens_per_step` is per request, bonus included, and `acceptance_rate` accepted / drafted, of the time in which no
+    other clients were served; None without counts of such.
     """
 
     tokens_per_second: float
@@ -40,7 +41,8 @@ class SideFigures:
 class Row:
     """One kind of prompt, or all: both sides' figures and their ratio.
 
-    The verdict of a kind is "" unless the run has one, so that a run whose sides do not differ has at most one error.
+    So that a run whose sides do not differ has at most one error, the verdict of a kind is "" unless all prompts have
+    one.  Where these show no difference, it is "" unless the kind's interval excludes equal sides by far, see `EQUAL`.
     """
 
     kind: str
@@ -66,12 +68,14 @@ def rows(course: Course) -> list[Row]:
     for kind in kinds if len(kinds) > 1 else ():
         if of_kind := [pair for pair in counted if pair.group.kind == kind]:
             critical = critical_value(course.looks, course.level / len(kinds)) if course.looks else None
-            found.append(_row(kind, of_kind, critical, is_decided=found[0].verdict in ("faster", "slower")))
-    return found + ([_row(REMEMBERED, remembered, None, is_decided=False)] if remembered else [])
+            found.append(_row(kind, of_kind, critical, found[0].verdict))
+    return found + ([_row(REMEMBERED, remembered, None, "no difference shown")] if remembered else [])
 
 
-def _row(kind: str, pairs: Sequence[Pair], critical: float | None, *, is_decided: bool = True) -> Row:
+def _row(kind: str, pairs: Sequence[Pair], critical: float | None, of_all: str | None = None) -> Row:
+    """Return the row of a kind, where `of_all` is the verdict of all prompts; None if the row is theirs."""
     ratio = interval([(pair.group.kind, *pair.seconds()) for pair in pairs], critical)
+    is_decided = of_all in (None, "faster", "slower") or (of_all == "no difference" and ratio.is_unequal)
     return Row(
         kind,
         sum(len(pair.group.prompts) for pair in pairs),
@@ -87,7 +91,8 @@ def _side(timed: Sequence[Timed]) -> SideFigures:
     times = [
         1e3 * (answer.last - answer.first) / (answer.num_tokens - 1) for answer in answers if answer.num_tokens > 1
     ]
-    counts = {name: sum(each.counts[name] for each in timed) for name in timed[0].counts}
+    counted = [each.counts for each in timed if each.counts and not each.has_others]
+    counts = {name: sum(each[name] for each in counted) for name in (counted[0] if counted else ())}
     steps = counts.get("target_steps")
     drafted = counts.get("proposed")
     return SideFigures(
@@ -109,7 +114,7 @@ def advice(course: Course) -> str | None:
     """Return how many more prompts would probably show a difference of the measured size; None if one is decided."""
     row = rows(course)[0]
     if row.kind != ALL or row.ratio.low is None:
-        return "Too few prompts were measured for an interval"
+        return "Too few prompts were measured for an interval."
     if row.verdict != "no difference shown":
         return None
     import numpy as np
@@ -122,14 +127,14 @@ def advice(course: Course) -> str | None:
     quantiles = _POWER - stdtrit(counts - 1, ndtr(-critical_value(course.looks, course.level)))
     is_enough = quantiles * np.sqrt(spread.variance(1.0) * len(seconds) / counts) < abs(spread.difference(1.0))
     if not is_enough.any():
-        return f"If there is a difference, {most * course.concurrency} prompts would be too few to show it"
+        return f"If there is a difference, {most * course.concurrency} prompts would be too few to show it."
     more = int(is_enough.argmax()) + 1
     pairs = len(course.pairs) + more
     given = "" if pairs <= len(course.groups) else f"{pairs * course.concurrency} prompts and "
     minutes = math.ceil(pairs * course.seconds / len(course.pairs) / 60)
     return (
         f"If the ratio is the measured {row.ratio.value:.2f}, about {more * course.concurrency} more prompts would "
-        f"probably show it: give {given}--minutes {minutes}"
+        f"probably show it: give {given}--minutes {minutes} --max-tokens {course.max_tokens}"
     )
 
 

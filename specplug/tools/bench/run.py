@@ -31,6 +31,9 @@ COUNTS = ("target_steps", "proposed", "accepted", "emitted")
 FAILURES = 3
 """Pairs in a row without a whole answer that end a run."""
 
+_OTHERS = 1.25
+"""From so many times the tokens of the answers on, the server's counters are of other clients, too."""
+
 _HANGS = 5
 """A pair that takes so many times the mean of those before is a failure, if the limit of time ends it."""
 
@@ -65,7 +68,14 @@ class Timed:
     @property
     def is_remembered(self) -> bool:
         """Return whether earlier responses gave half of the tokens or more."""
-        return bool(self.counts) and 2 * self.counts["remembered"] >= max(1, self.counts["emitted"])
+        if not self.counts or self.has_others:
+            return False
+        return 2 * self.counts["remembered"] >= max(1, self.counts["emitted"])
+
+    @property
+    def has_others(self) -> bool:
+        """Return whether other clients were served meanwhile, so that the counts say little of these answers."""
+        return bool(self.counts) and self.counts["emitted"] > _OTHERS * self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +96,11 @@ class Pair:
     def is_remembered(self) -> bool:
         """Return whether earlier responses gave half of a side's tokens or more."""
         return any(side is not None and side.is_remembered for side in (self.tested, self.baseline))
+
+    @property
+    def has_others(self) -> bool:
+        """Return whether other clients were served meanwhile."""
+        return any(side is not None and side.has_others for side in (self.tested, self.baseline))
 
     def seconds(self) -> tuple[float, float]:
         """Return the seconds in which each side makes equally many tokens, the tested side's first, if it is whole.
@@ -209,8 +224,7 @@ async def _fitting_length(sides: tuple[Side, Side], course: Course, end: float) 
     """Return the most tokens of an answer for which there is time for all groups, or for `ENOUGH` of them.
 
     One or two short pairs are measured for it, the second one because a server may compile in the first.  They are
-    taken from the last groups, which a slow server does not reach.  If one fails, it is reported, and the shortest
-    length is returned.
+    taken from the last groups, which a slow server does not reach.  One that fails is reported.
     """
     shortest, longest = LENGTHS
     found = shortest
@@ -220,7 +234,7 @@ async def _fitting_length(sides: tuple[Side, Side], course: Course, end: float) 
         now = time.perf_counter()
         if not trial.is_whole or trial.tested is None or trial.baseline is None:
             course.pairs.append(trial)
-            break
+            continue
         per_token = trial.tested.seconds_per_token + trial.baseline.seconds_per_token
         spare = (end - now) / min(len(course.groups), ENOUGH) - (now - began)
         found = max(found, min(longest, shortest + int(spare / max(per_token, 1e-9))))

@@ -35,8 +35,8 @@ class Side:
 async def sides_of(servers: Sequence[ServerClient], model: str | None) -> tuple[Side, Side]:
     """Return one server with speculation and without, or two servers, the first of which is tested.
 
-    A server that is down or has no `/v1/models`, a single one without specplug or whose operator has switched it off,
-    and two that serve different models raise `EngineError`.
+    A server that is down or has no `/v1/models`, a single one without specplug or whose operator allows no drafts, and
+    two that serve different models raise `EngineError`.
     """
     if len(servers) == 2:
         tested, baseline = [await _connect(server, server.url, model) for server in servers]
@@ -62,6 +62,13 @@ async def sides_of(servers: Sequence[ServerClient], model: str | None) -> tuple[
             "the operator has switched speculation off",
             who=server.url,
             remedy='Switch it on: POST {"mode": "on"} to /specplug/mode',
+        )
+    if all(engine.scheduler.control.ceiling == 0 for engine in tested.status.engines):
+        raise EngineError.build(
+            "the operator allows no draft tokens",
+            who=server.url,
+            found="num_speculative_tokens is 0",
+            remedy='Lift the limit: POST {"num_speculative_tokens": null} to /specplug/mode',
         )
     return tested, replace(tested, label="speculation off", fields=_fields(tested.status, enabled=False))
 

@@ -23,6 +23,10 @@ PARTED = (
     "In float32 greedy texts must be equal: there a difference is a fault, which `specplug audit URL` names. In half "
     "precision two tokens that are about as likely may change places with the shape of a batch; no quality is lost."
 )
+OTHERS = (
+    "Other clients were served while {} of the prompts were: tokens per step and accepted are those of the others, and "
+    "that of older memory is not known for them."
+)
 UNLIKE = "Most texts differ: before the speeds, compare the models, dtypes, chat templates and flags of both sides."
 FROM_MEMORY = (
     "Prompts {!r} were answered for the most part from responses that the server remembers from before, in this or in "
@@ -83,6 +87,8 @@ class Report:
             yield from (line for line in (ENDED.get(course.ended), advice(course)) if line)
             if found[-1].kind == REMEMBERED:
                 yield FROM_MEMORY.format(REMEMBERED)
+            if others := sum(len(pair.group.prompts) for pair in course.counted if pair.has_others):
+                yield OTHERS.format(others)
         yield f"Texts identical on both sides: {self._texts - len(self.differences)} of {self._texts}."
         yield from (
             f"{each.kind}, {each.prompt!r}: from character {each.at} {each.tested!r} against {each.baseline!r}"
@@ -136,7 +142,8 @@ class Report:
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             axes.minorticks_off()
             axes.set_ylim(-0.6, len(found) - 0.3)
-            axes.set_yticks(range(len(found)), [f"{row.kind} ({row.prompts})" for row in found])
+            labels = [f"{row.kind} ({row.prompts})" for row in found]
+            axes.set_yticks(range(len(found)), labels, parse_math=False)
             axes.set_xlabel(f"times as fast, with 95 % intervals; {course.concurrency} in flight")
             axes.spines[["top", "right"]].set_visible(False)
 

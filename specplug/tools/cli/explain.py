@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from rich.table import Table
 from rich.text import Text
 
+from specplug.errors import SettingsError
 from specplug.explain.explanation import BARE, LOST, OWN, Explanation, explained, rows_of
 from specplug.explain.requests import MAX_LISTED, Requests, requests_of
 from specplug.explain.steps import Step
@@ -66,6 +67,9 @@ def explain(
     """
     server = reached.client(source) if source.startswith(("http://", "https://")) else None
     if request is None:
+        if html is not None:
+            remedy = "Name a REQUEST; without one, answers are listed, also with --json"
+            raise SettingsError.build("a page shows one answer", who="--html", remedy=remedy)
         if server is None:
             listed = requests_of(source, tenant, None, limit)
         else:

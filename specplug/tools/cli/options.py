@@ -118,11 +118,17 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Server:
-    """How a server is reached."""
+class Keys:
+    """The keys of a server."""
 
     api_key: str | None = option(None, "The server's API key.", "--api-key", envvar="OPENAI_API_KEY")
     operator_key: OperatorKey = None
+
+
+@dataclass(frozen=True)
+class Server(Keys):
+    """How a server is reached."""
+
     timeout: Timeout = PATIENCE
 
     def client(self, url: str) -> ServerClient:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from specplug.errors import EngineError, SettingsError, suggest
 from specplug.tools.cli.launch import find_model, parse_numbers
-from specplug.tools.cli.options import OperatorKey, option, with_groups
+from specplug.tools.cli.options import Keys, option, with_groups
 from specplug.tools.cli.output import AsJson, remark_text, show
 from specplug.tools.cli.plan_tables import comparison_table, description_of, experts_touched, memory_line, tables
 from specplug.tools.forecast.acceptance import DraftAcceptance, by_position, read_rates, read_replay
@@ -37,7 +37,7 @@ class Source:
     metrics: str | None = option(None, "Acceptance from a vLLM or SGLang server.", metavar="URL")
     interval: float | None = option(None, "Seconds between two scrapes; by default one scrape, the totals.", min=0.1)
 
-    def read(self, gamma: int, operator_key: str | None) -> list[DraftAcceptance]:
+    def read(self, gamma: int, keys: Keys) -> list[DraftAcceptance]:
         """Return the acceptance from the one option that is named; that of both drafters comes after each alone."""
         options = {
             "--acceptance": self.acceptance,
@@ -56,7 +56,7 @@ class Source:
         if self.metrics is not None:
             from specplug.tools.forecast.scraped import read_metrics
 
-            return [read_metrics(self.metrics, self.interval, operator_key)]
+            return [read_metrics(self.metrics, self.interval, **asdict(keys))]
         if self.replay is not None:
             return read_replay(self.replay)
         if self.positions is not None:
@@ -171,8 +171,8 @@ def plan(
     drafts: Drafts,
     measured: Measured,
     target: Target,
+    keys: Keys,
     *,
-    operator_key: OperatorKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict whether speculation pays on a server, and the best draft length by batch size, without running a model.
@@ -200,12 +200,12 @@ def plan(
     `specplug replay --engine-drafter 0.8,0.7 --json > both.json; specplug plan --replay both.json --draft-cost 0.05`
     """
     roofline = target.roofline_cost()
-    step = _step_time(measured, roofline, source.metrics, operator_key, target.context)
+    step = _step_time(measured, roofline, source.metrics, keys, target.context)
     batches = drafts.batches(step.measured)
     overhead = (0.02 if step.measured is None else 0.0) if drafts.overhead is None else drafts.overhead
     model = drafts.model(target, roofline)
     memory = None if model is None else model.memory(batches[-1])
-    acceptances = source.read(drafts.gamma, operator_key)
+    acceptances = source.read(drafts.gamma, keys)
     per_token = drafts.per_token(model, roofline)
     options: dict[str, Any] = {"draft_cost": per_token, "overhead": overhead, "padded": drafts.padded}
     forecasts = [forecast(each, step.cost, batches, drafts.gamma, **options) for each in acceptances]
@@ -227,7 +227,7 @@ def plan(
 
 
 def _step_time(
-    measured: Measured, roofline: RooflineCost | None, metrics: str | None, key: str | None, context: int
+    measured: Measured, roofline: RooflineCost | None, metrics: str | None, keys: Keys, context: int
 ) -> StepTime:
     """Return the cost of a step: of the target's roofline, as a server measured it, or by the tokens that saturate."""
     options = {"--costs": measured.costs, "--target": roofline, "--saturation": measured.saturation}
@@ -242,7 +242,7 @@ def _step_time(
         from specplug.tools.forecast.scraped import read_costs
 
         try:
-            steps = read_costs(place, key)
+            steps = read_costs(place, **asdict(keys))
         except EngineError as error:
             if named:
                 raise

@@ -291,7 +291,8 @@ def read(schema: type[S], answer: bytes | str, who: str) -> S:
         first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(text_of(part) for part in first["loc"])
         shown = text_of(first["input"], repr)[:_LONGEST_SHOWN] if answer else "an empty body"
-        raise answer_error(who, f"{where}: {shown}" if where else shown, first["msg"]) from None
+        found = f"{where}: {shown}" if where else shown
+        raise answer_error(who, f"{found} ({first['msg']})", "an answer of vLLM or SGLang") from None
 
 
 def answer_error(who: str, found: str, expected: str | None = None, remedy: str | None = None) -> SpecplugError:

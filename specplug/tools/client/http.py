@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from specplug.errors import EngineError, describe
+from specplug.operator.access import KEY_HEADER
 from specplug.text.tokenizers import PROBE, marks_roles, messages
 from specplug.tools.client.answers import (
     Answer,
@@ -54,8 +55,9 @@ class Refused(EngineError):
 class ServerClient:
     """A vLLM or SGLang server, by its address with or without "/v1".  One event loop must run all calls.
 
-    Without an `operator_key`, specplug's routes are sent `api_key`.  `patience` is the seconds within which a request
-    must be answered whole.  A wrong address raises `EngineError`.
+    Without an `operator_key`, specplug's routes are sent `api_key`; with both, servers that expect their own key in
+    `Authorization` get it there.  `patience` is the seconds within which a request must be answered whole.  A wrong
+    address raises `EngineError`.
     """
 
     def __init__(
@@ -66,9 +68,13 @@ class ServerClient:
         self.url = _address(url)
         self.patience = patience
         self._headers = _bearer(api_key)
-        self._operator = _bearer(operator_key or api_key)
+        self._operator = [_bearer(operator_key or api_key)]
+        if operator_key and api_key and api_key != operator_key:
+            self._operator.append({**_bearer(api_key), KEY_HEADER: operator_key.strip()})
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE)
-        self._http = httpx.AsyncClient(timeout=patience, limits=limits, trust_env=False)
+        # The environment's proxies would be timed, too; its certificates (SSL_CERT_FILE) are the user's.
+        verify = httpx.create_ssl_context() if self.url.startswith("https:") else True
+        self._http = httpx.AsyncClient(timeout=patience, limits=limits, trust_env=False, verify=verify)
 
     async def __aenter__(self) -> ServerClient:
         return self
@@ -96,7 +102,13 @@ class ServerClient:
     async def body(self, method: str, path: str, body: Any = None, *, operator: bool = False) -> bytes:
         """Return the bytes that a route answers; raises as `ask`."""
         chunks: list[bytes] = []
-        await self._exchange(method, path, body, chunks.append, operator=operator)
+        first, *others = self._operator if operator else [self._headers]
+        try:
+            await self._exchange(method, path, body, chunks.append, first, operator)
+        except Refused as error:
+            if error.status != 401 or not others:
+                raise
+            await self._exchange(method, path, body, chunks.append, others[0], operator)
         return b"".join(chunks)
 
     async def stream(self, path: str, body: Any) -> Answer:
@@ -124,7 +136,7 @@ class ServerClient:
                         if part.text or (delta and (delta.content or delta.thought or delta.tool_calls)):
                             times.append(time.perf_counter() - began)
 
-        await self._exchange("POST", path, body, feed)
+        await self._exchange("POST", path, body, feed, self._headers)
         if not ended:
             raise answer_error(who, "a stream that breaks off", "data: [DONE] at its end")
         first, last = (times[0], times[-1]) if times else (0.0, 0.0)
@@ -153,13 +165,18 @@ class ServerClient:
         return shown is not None and marks_roles(shown.prompt or shown.text)
 
     async def _exchange(
-        self, method: str, path: str, body: Any, take: Callable[[bytes], None], *, operator: bool = False
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        take: Callable[[bytes], None],
+        headers: dict[str, str],
+        operator: bool = False,
     ) -> None:
         import httpx
 
         url = f"{self.url}{path}"
         who = f"{method} {url}"
-        headers = self._operator if operator else self._headers
         try:
             async with (
                 asyncio.timeout(self.patience),
@@ -218,7 +235,7 @@ def _address(url: str) -> str:
 
 
 def _bearer(key: str | None) -> dict[str, str]:
-    return {} if key is None else {"Authorization": f"Bearer {key}"}
+    return {} if key is None else {"Authorization": f"Bearer {key.strip()}"}
 
 
 def _refused(who: str, status: int, start: bytes, operator: bool) -> Refused:

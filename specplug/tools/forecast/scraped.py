@@ -37,11 +37,11 @@ PATIENCE = 10.0
 """Seconds within which the metrics must have been answered."""
 
 
-def read_metrics(url: str, interval: float | None = None, operator_key: str | None = None) -> DraftAcceptance:
+def read_metrics(url: str, interval: float | None = None, **keys: str | None) -> DraftAcceptance:
     """Scrape a server once for its totals, or twice for the counts of an interval in seconds.
 
-    A server without such metrics, that has drafted nothing, or whose status says that it verifies trees raises
-    `EngineError`.
+    `keys` are the `api_key` and `operator_key` of a `ServerClient`.  A server without such metrics, that has drafted
+    nothing, or whose status says that it verifies trees raises `EngineError`.
     """
     url = url.rstrip("/").removesuffix("/metrics").rstrip("/")
     before: Samples = {}
@@ -50,24 +50,24 @@ def read_metrics(url: str, interval: float | None = None, operator_key: str | No
         time.sleep(interval)
     found = acceptance_of(_served(url, read_samples), before, f"{url}/metrics")
     with suppress(Refused):  # a server without specplug, or one whose operator's key is another
-        status = _served(url, ServerClient.status, operator_key)
+        status = _served(url, ServerClient.status, **keys)
         if any(engine.trees for engine in status.engines):
             remedy = "Launch it with --speculative-eagle-topk 1, or let specplug bench measure it"
             raise EngineError.build("a plan is for chains", who=url, found="a server of trees", remedy=remedy)
     return found
 
 
-def read_costs(source: str, operator_key: str | None = None) -> list[StepCost]:
+def read_costs(source: str, **keys: str | None) -> list[StepCost]:
     """Return the steps that were timed at a server's start, from its status or the file that keeps them.
 
-    Without any it raises `EngineError`.
+    `keys` are those of `read_metrics`.  Without any steps it raises `EngineError`.
     """
     from specplug.types.step import StepCost
 
     try:
         if "://" in source:
-            status = _served(source.rstrip("/").removesuffix("/metrics"), ServerClient.status, operator_key)
-            steps = status.engines[0].scheduler.costs["steps"]
+            status = _served(source.rstrip("/").removesuffix("/metrics"), ServerClient.status, **keys)
+            steps = status.engines[0].scheduler.costs.get("steps", ())
             timed = [{"seconds": step["ms"] / 1e3, "context_tokens": 0, **step} for step in steps]
         else:
             timed = json.loads(Path(source).read_bytes())["costs"]
@@ -80,9 +80,9 @@ def read_costs(source: str, operator_key: str | None = None) -> list[StepCost]:
         raise EngineError.build("no costs", who=source, found=describe(error), expected=expected) from error
 
 
-def _served(url: str, ask: Callable[[ServerClient], Awaitable[R]], operator_key: str | None = None) -> R:
+def _served(url: str, ask: Callable[[ServerClient], Awaitable[R]], **keys: str | None) -> R:
     async def requested() -> R:
-        async with ServerClient(url, operator_key=operator_key, patience=PATIENCE) as client:
+        async with ServerClient(url, patience=PATIENCE, **keys) as client:
             return await ask(client)
 
     return asyncio.run(run_interruptible(requested()))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+from specplug.operator.access import KEY_HEADER
 from tests.tools.client.servers import LocalServer, stream_of
 
 COUNTS = {"target_steps": 0, "proposed": 0, "accepted": 0, "rejected": 0, "emitted": 0}
@@ -43,7 +44,9 @@ class FakeServer(LocalServer):
         fails: prompts that are answered with a 500.
         dies_after: requests after which every further one gets a 500.
         remembered: prompts whose answers come from older memory if they are drafted.
+        ceiling: most draft tokens that the operator allows.
         operator_key: asked of the operator's routes.
+        api_key: asked of them as well, in `Authorization`, as by SGLang; the operator's is then in its own header.
         template: the chat template, around the text of the last message; None if the model has none.
         together: a barrier that timed requests wait at, if there is one.
     """
@@ -67,7 +70,9 @@ class FakeServer(LocalServer):
         self.fails: set[str] = set()
         self.dies_after: int | None = None
         self.remembered: set[str] = set()
+        self.ceiling: int | None = None
         self.operator_key: str | None = None
+        self.api_key: str | None = None
         self.counts = dict(COUNTS)
         self.memory = dict(COUNTS)
         self.template: str | None = None
@@ -110,10 +115,12 @@ class FakeServer(LocalServer):
         return stream_of(*events, {"choices": [], "usage": {"completion_tokens": tokens}})
 
     def _status(self, handler: BaseHTTPRequestHandler, _: object) -> Any:
-        key = self.operator_key
-        if key is not None and handler.headers.get("Authorization") != f"Bearer {key}":
+        first = self.api_key or self.operator_key
+        if first is not None and handler.headers.get("Authorization") != f"Bearer {first}":
             return 401, {"error": "Unauthorized"}
-        control = {"mode": self.mode, "num_speculative_tokens": None}
+        if self.api_key is not None and handler.headers.get(KEY_HEADER) != self.operator_key:
+            return 401, {"error": "Unauthorized"}
+        control = {"mode": self.mode, "ceiling": self.ceiling}
         counted = {"total": self.counts, "by_source": {"ngram/own text": COUNTS, "ngram/response memory": self.memory}}
         workers = [{"rank": 0, "metrics": counted}, {"rank": 1}]
         return {"versions": {"specplug": "0"}, "engines": [{"scheduler": {"control": control}, "workers": workers}]}

@@ -13,7 +13,7 @@ import pytest
 from specplug.tools.bench import run
 from specplug.tools.client.answers import Answer
 from specplug.tools.client.http import ServerClient
-from tests.tools.bench.server import Clock, FakeServer
+from tests.tools.bench.server import TOKENS, Clock, FakeServer
 from tests.tools.cli.tools import invoke, stated
 
 bench = partial(invoke, "bench")
@@ -169,6 +169,36 @@ def test_what_older_memory_gave_stands_apart(server, prompts):
     assert "answered for the most part from responses that the server remembers" in " ".join(shown.stdout.split())
 
 
+def test_where_other_clients_are_served_counters_say_nothing_of_the_answers(server, prompts):
+    """Their tokens come from older memory, and half of the time two of them are served beside."""
+
+    def others(prompt: str, drafted: bool) -> float:
+        if int(prompt[:2]) % 4 < 2:
+            server.counts["emitted"] += 2 * TOKENS
+            server.counts["target_steps"] += 2 * TOKENS
+            server.memory["accepted"] += 2 * TOKENS
+        return 0.5 if drafted else 1.0
+
+    server.seconds = others
+    with server.running() as url:
+        found = stated("bench", url, prompts, "--until", "end")
+        shown = bench(url, prompts, "--until", "end", code=0)
+    first = found["runs"][0]["rows"][0]
+    assert (first["prompts"], first["ratio"]["value"]) == (24, pytest.approx(2.0))
+    assert first["tested"]["tokens_per_step"] == 4.0, "of the time in which nobody else was served"
+    assert "Other clients were served while 12 of the prompts were" in " ".join(shown.stdout.split())
+
+
+def test_kinds_that_cancel_out_are_named(server, prompts, tmp_path):
+    server.seconds = lambda prompt, drafted: 1 + drafted * (0.5 if kind_of(prompt) == "chat" else -0.5)
+    prompts.write_text(prompts.read_text().replace('"code"', '"$x^$_code"'))  # formulas of plots have such
+    with server.running() as url:
+        shown = bench(url, prompts, "--html", tmp_path / "a.html", code=0)
+    sentence, *_ = shown.stdout.splitlines()
+    assert "no difference, 1.00" in sentence
+    assert "gains: $x^$_code 2.00, loses: chat 0.67" in sentence
+
+
 def test_where_older_memory_gave_everything_nothing_is_known(server, prompts, tmp_path):
     server.remembered = {f"{number:02d} text" for number in range(24)}
     with server.running() as url:
@@ -249,13 +279,16 @@ def test_differing_texts_are_shown_with_what_they_mean(server, clock, prompts):
     assert (part["at"], part["tested"], part["baseline"]) == (7, "!", "")
 
 
-def test_a_short_pair_that_fails_is_reported_and_answers_are_short(server, prompts):
+def test_a_short_pair_that_fails_is_reported_and_the_other_one_decides(server, prompts):
     with server.running() as url:
         bench(url, prompts, code=0)
         server.fails = {server.requests[0][1]}  # the prompt of the short pair, which the run does not reach
-        server.warm_seconds = 0.5  # for 16 tokens, on both sides
+        server.seconds = lambda prompt, drafted: 1.0
+        server.warm_seconds = 1.4
         shown = bench(url, prompts, code=1)
-    assert "answers of at most 16 tokens" in shown.stderr
+        server.fails = {f"{number:02d} text" for number in range(24)}
+        bench(url, prompts, code=2)
+    assert "answers of at most 20 tokens" in shown.stderr
     assert "requests failed; 1 in flight: no difference, 1.00" in shown.stdout
     assert "error: a request failed: POST" in shown.stderr
 
@@ -319,6 +352,7 @@ def test_ctrl_c_loses_nothing(server, prompts, monkeypatch):
         (lambda server: server.routes.pop("/specplug/status"), (), "bench URL_WITH_SPECPLUG URL"),
         (lambda server: server.routes.update({"/specplug/status": (503, {"error": "busy"})}), (), "HTTP 503"),
         (lambda server: setattr(server, "mode", "off"), (), "the operator has switched speculation off"),
+        (lambda server: setattr(server, "ceiling", 0), (), "the operator allows no draft tokens"),
         (lambda server: setattr(server, "operator_key", "secret"), (), "--operator-key"),
         (lambda server: None, ("--model", "none"), "found none; expected fake"),
         (lambda server: server.fails.update(f"{number:02d} text" for number in range(24)), (), "HTTP 500"),
@@ -343,7 +377,10 @@ def test_servers_of_different_models_are_refused(server, clock, prompts):
     assert f"found fake at {url}, other at {other}" in refused.stderr
 
 
-def test_the_operators_key_is_used(server, prompts):
+@pytest.mark.parametrize("api_key", [None, "client's"])
+def test_the_operators_key_is_used(server, prompts, api_key):
     server.operator_key = "secret"
+    server.api_key = api_key
     with server.running() as url:
-        bench(url, prompts, "--operator-key", "secret", "--limit", "4", code=0)
+        bench(url, prompts, "--operator-key", "secret\n", "--api-key", "client's", "--limit", "4", code=0)
+        bench(url, prompts, "--operator-key", "another", "--api-key", "client's", code=2)

@@ -18,7 +18,9 @@ def test_prompts_are_read_from_traces_and_chat_logs_without_repeats(tmp_path):
         '{"prompt": "one", "output": "x"}\n\n{"prompt": "one", "output": "y"}\n{"prompt": "three", "workload": "code"}'
     )
     chat = [{"role": "user", "content": "two"}, {"role": "assistant", "content": "answer"}]
-    (tmp_path / "b.jsonl").write_text(json.dumps({"messages": chat, "kind": "talk", "workload": "x"}) + "\n")
+    (tmp_path / "b.jsonl").write_text(
+        json.dumps({"messages": chat, "kind": "talk", "workload": "x"}) + "\n", "utf-8-sig"
+    )
     found = read_prompts([tmp_path])
     assert found == [Prompt("one"), Prompt("three"), Prompt(messages=(chat[0],))]
     assert [prompt.kind for prompt in found] == ["a", "code", "talk"]

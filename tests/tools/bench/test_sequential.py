@@ -135,6 +135,8 @@ def test_an_answer_that_breaks_off_weighs_no_more_than_its_tokens():
         ([-0.5, -0.52, -0.48, -0.5], "slower"),
         ([0.01, -0.01, 0.01, -0.01], "no difference"),
         ([0.5, -0.5, 0.6, -0.3], "no difference shown"),
+        ([0.01, 0.01, 0.01, 0.011], "no difference"),
+        ([0.02, 0.02, 0.03, 0.04], "faster"),
     ],
 )
 def test_verdicts(values, verdict):
@@ -147,16 +149,18 @@ def test_advice_names_the_prompts_that_would_show_the_ratio():
     course = course_of(values)
     course.pairs = [pair_of(group, value) for group, value in zip(course.groups, values, strict=True)]
     course.seconds = 72.0
+    course.max_tokens = 17
     assert course.look(1.0)
     stated = advice(course)
     more = int(stated.split("about ")[1].split()[0])
-    minutes = int(stated.rsplit(" ", 1)[1])
+    minutes, length = map(int, re.findall(r"--minutes (\d+) --max-tokens (\d+)$", stated)[0])
     gains = 1 - np.exp([-value for value in values])
     needed = (
         36 * ((critical_value(course.looks) + 0.84) * np.std(gains, ddof=1) / math.sqrt(36) / abs(np.mean(gains))) ** 2
     )
     assert more == pytest.approx(needed - 36, abs=4)
     assert minutes == math.ceil((36 + more) * 2 / 60)
+    assert length == 17, "else more minutes would make answers longer"
     course.pairs = [pair_of(group, 0.0) for group in course.groups[:-2]] + [
         pair_of(group, -math.log(own)) for group, own in zip(course.groups[-2:], (0.5, 1.5), strict=True)
     ]

@@ -78,6 +78,7 @@ def test_a_page_is_written(traced, tmp_path):
         (("nobody",), "no such request in the trace"),
         (("{id}", "--tenant", "acme"), "no such request"),
         (("{id}", "--tokenizer", "none"), "no such tokenizer"),
+        (("--html", "a.html"), "a page shows one answer"),
     ],
 )
 def test_mistakes(traced, arguments, message):

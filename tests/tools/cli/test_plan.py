@@ -224,6 +224,16 @@ def test_costs_that_a_server_measured_are_taken_from_its_file_and_from_its_statu
         )
 
 
+def test_a_status_behind_keys_is_read_with_them():
+    def status(handler, _):
+        return STATUS if handler.headers.get("Authorization") == "Bearer secret" else (401, {"error": "Unauthorized"})
+
+    with LocalServer({"/specplug/status": status, "/metrics": VLLM}).running() as url:
+        assert "Give the key with --api-key" in planned("--metrics", url)["cost"]
+        for option in ("--api-key", "--operator-key"):
+            assert planned("--metrics", url, option, "secret")["cost"].startswith("4 sizes")
+
+
 @pytest.mark.parametrize(
     "steps", [[], None, 5, [5], [{}], [{**STEPS[0], "ms": 0}], [{**STEPS[0], "ms": "x"}], [{**STEPS[0], "tokens": 0}]]
 )
