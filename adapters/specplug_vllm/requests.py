@@ -48,6 +48,10 @@ class DraftRules:
         """
         return self.draws_by_position or params.seed is None or params.temperature <= 0
 
+    def limits_thinking(self, params: Any) -> bool:
+        """Return whether `cut` cuts the drafts of such a request depending on their tokens."""
+        return self.runner == "v1" and params.thinking_token_budget is not None
+
     def cut(self, request: Any) -> None:
         """Cut the drafts of a scheduler's `Request` that the next step verifies.
 
@@ -65,7 +69,7 @@ class DraftRules:
         missing = params.min_tokens - request.num_output_tokens
         if missing > 0:
             drafts = [] if drafts[0] == _PLACEHOLDER else drafts[: missing - 1]
-        if params.thinking_token_budget is not None:
+        if self.limits_thinking(params):
             drafts = [*takewhile(lambda token: token not in self._hidden_or_marker, drafts)]
         if len(drafts) < len(request.spec_token_ids):
             request.spec_token_ids = drafts
@@ -100,7 +104,7 @@ def running_request(
         references=references,
         tenant=tenant,
         isolation_key=isolation_key(tenant, (cache_salt,), lora_id, wire.client_of(params.extra_args)),
-        grammar=params.structured_outputs is not None,
+        grammar=params.structured_outputs is not None or rules.limits_thinking(params),
         prompt_digest="" if new.prompt_token_ids is None else digest_of(new.prompt_token_ids),
     )
     end = min(prompt_length + max_tokens, max_model_len)

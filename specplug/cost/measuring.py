@@ -28,6 +28,10 @@ BUSY = 0.2
 """Relative difference of the repeats of a size, in the median, from which on something else keeps the machine busy."""
 
 
+_STALL = 1.0
+"""The same of a size and a larger one, which no kernel explains."""
+
+
 class StepLimits(NamedTuple):
     """The steps that an engine can run.
 
@@ -139,19 +143,21 @@ def measure(
     doubted: set[StepSize] = set()
     for size in sizes:
         take(size)
-        slower = {each for each in costs if size in costs and _contradict(costs[each], costs[size])}
+        slower = {each for each in costs if size in costs and _contradict(costs[each], costs[size], BUSY)}
         for smaller in sorted(slower - doubted):
             take(smaller)
         doubted |= slower
     for size in [size for size in costs if spreads.get(size, inf) > BUSY]:
         take(size)
-    return Measurement(tuple(costs.values()), bool(spreads) and median(spreads.values()) <= BUSY)
+    found = tuple(costs.values())
+    has_stalled = any(_contradict(one, other, _STALL) for one in found for other in found)
+    return Measurement(found, bool(spreads) and median(spreads.values()) <= BUSY and not has_stalled)
 
 
-def _contradict(smaller: StepCost, larger: StepCost) -> bool:
-    """Return whether a step took longer than one of more tokens and no fewer requests, by more than repeats differ."""
+def _contradict(smaller: StepCost, larger: StepCost, excess: float) -> bool:
+    """Return whether a step took longer than one of more tokens and no fewer requests, by more than this share."""
     is_smaller = smaller.tokens < larger.tokens and smaller.requests <= larger.requests
-    return is_smaller and smaller.seconds > larger.seconds * (1 + BUSY)
+    return is_smaller and smaller.seconds > larger.seconds * (1 + excess)
 
 
 def _expected(tokens: int, costs: Iterable[StepCost]) -> float:

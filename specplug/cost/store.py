@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 ASSUMED = "assumed"
 PROFILED = "profiled by the engine"
-_FORMAT = 2
-"""Changes with what the costs state, so that those of an earlier version are measured again."""
+_FORMAT = 3
+"""Changes with what the costs state and how they are measured, so that those of an earlier version are not used."""
 
 _HIGHEST = 1 << 40
 """Limit on the numbers that are read from a file."""

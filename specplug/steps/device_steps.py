@@ -193,6 +193,8 @@ class DeviceSteps:
         step.is_reported = is_reported and step.has_drafted
         step.has_record = has_record and step.has_drafted
         step.draft = self._view(size, step.plan.draft_length)
+        if step.draft.drawn is not None:
+            step.draft.as_one_hot(rows.grammar)  # the engine cuts these rows depending on their tokens
 
     def _describe(self, rows: Rows, texts: Tensor) -> None:
         """Describe the batch of a step, unless it is that of the step before."""

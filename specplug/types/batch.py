@@ -45,7 +45,7 @@ class EngineBatch:
         sampled: [B] bool, false for prefill chunks and padding rows, which need no draft.
         room: [B] int32, tokens that max_tokens and the context length still allow.
         temperature: [B] float32, 0 is greedy.
-        grammar: [B] bool, true where a grammar constrains the output.
+        grammar: [B] bool, `Request.grammar` of each row.
         vocab_size: draft ids must lie in [0, vocab_size).
         reset_slots: slots that began a new generation since the last step (host).
         barriers: spans that are not text (host).

@@ -110,7 +110,7 @@ class Request:
         temperature: 0 is greedy.
         isolation_key: separates everything that is remembered across requests.  It is derived from the tenant, the
             engine's own isolation key, the client's API key and the LoRA adapter's id, as far as they are known.
-        grammar: true if a grammar constrains the output.
+        grammar: true if a grammar constrains the output, or the engine cuts drafts by their tokens for another reason.
         prompt_digest: `digest_of` the prompt, equal for requests on the same prompt; empty if its tokens are not known.
     """
 

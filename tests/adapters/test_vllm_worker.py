@@ -13,6 +13,7 @@ from specplug.metrics import SpecMetrics
 from specplug.seams.seam import hook
 from specplug.steps.draft_report import DraftReport
 from specplug_vllm import step_metadata
+from specplug_vllm.requests import DraftRules, running_request
 from specplug_vllm.worker import hooks
 from specplug_vllm.worker.drafting import Drafting
 from specplug_vllm.worker.v1 import V1Proposer
@@ -52,6 +53,40 @@ def test_idle_steps_count_the_rows_that_emitted(seed):
     Drafting.count(drafting, names, sampled)
     expected = sum(bool(ids) and name not in ignored for name, ids in zip(names, sampled, strict=True))
     assert (metrics.snapshot().total.target_steps, metrics.snapshot().total.emitted) == (expected, expected)
+
+
+def test_the_end_of_a_text_that_is_not_in_the_batch_is_not_learnt():
+    """A prompt chunk of another client may have filled the step in which a request was not scheduled."""
+    proposer = object.__new__(V1Proposer)
+    table = np.arange(8, dtype=np.int32).reshape(2, 4)
+    proposer._runner = SimpleNamespace(input_batch=SimpleNamespace(token_ids_cpu=table, req_id_to_index={"other": 1}))
+    rows, row = proposer.text_of("other")
+    assert rows[row].tolist() == [4, 5, 6, 7]
+    learnt, finished = [], []
+    drafting = SimpleNamespace(
+        ingest_end=lambda *given: learnt.append(given[0]),
+        allocator=SimpleNamespace(finish=lambda name, **_: finished.append(name)),
+    )
+    ended = SimpleNamespace(finished_req_ids={"other", "waiting"}, preempted_req_ids=())
+    endings = dict.fromkeys(ended.finished_req_ids, step_metadata.Ending(aborted=False, visible=4))
+    step_metadata.attach(ended, step_metadata.StepMetadata(endings=endings))
+    Drafting.end_requests(drafting, ended, proposer.text_of)
+    assert (learnt, finished) == (["other"], ["other", "waiting"])
+
+
+@pytest.mark.parametrize("is_v2", [False, True])
+@pytest.mark.parametrize(("schema", "budget"), [(None, None), (None, 0), ("{}", None)])
+def test_requests_whose_drafts_are_cut_by_their_tokens_are_known(is_v2, schema, budget):
+    """Such drafts are verified as if they were certain; V2 counts reasoning within drafts, and cuts nothing."""
+    params = SimpleNamespace(
+        **{"extra_args": None, "seed": None, "temperature": 1.0, "max_tokens": 5, "ignore_eos": True},
+        **{"stop_token_ids": [], "structured_outputs": schema, "thinking_token_budget": budget},
+    )
+    facts = {"prompt_token_ids": [1, 2], "prompt_embeds": None, "prefill_token_ids": [1, 2]}
+    new = SimpleNamespace(req_id="a", sampling_params=params, lora_request=None, mm_features=[], **facts)
+    rules = DraftRules(SimpleNamespace(use_v2_model_runner=is_v2, reasoning_config=None))
+    is_cut = schema is not None or (budget is not None and not is_v2)
+    assert running_request(new, 100, rules=rules).request.grammar is is_cut
 
 
 def test_an_output_brings_what_the_device_writes_later():

@@ -85,6 +85,13 @@ def test_slow_first_steps_are_not_taken_for_the_cost_of_a_small_step(slow):
     assert [cost.seconds for cost in found.costs] == [pytest.approx(0.02 + 0.001 * cost.tokens) for cost in found.costs]
 
 
+def test_costs_of_steps_that_stall_again_are_not_kept():
+    engine = Engine(lambda size, _: 0.02 if size == (1, 1) else 0.001)
+    found = engine.measure(FREE, 10.0)
+    assert not found.is_steady
+    assert len(found.costs) == len(step_sizes(FREE))
+
+
 @given(scale=st.floats(1e-4, 1.0), fixed=st.floats(0, 1.0), limit=st.floats(0.01, 20.0))
 def test_steps_end_at_about_the_limit(scale, fixed, limit):
     """A size of which nothing is known is run; further ones only if they fit, where time grows as tokens do or less."""

@@ -230,13 +230,14 @@ class Engine:
         if not self.reports_expected or not may_report(self.stage):
             self.reports.append(NO_DRAFTS)
             draft = self.stage.propose(batch, plan.draft_length, torch.minimum(facts.caps, caps))
-            return self.stage.trim(batch, draft, plan)
+            return self.stage.trim(batch, draft, plan).as_one_hot(batch.grammar)
         draft = self.stage.propose(batch, DRAFT_LENGTH, facts.caps)
         counts = (emitted > 0) & (facts.caps > 0) & (self.stops.stopped[slots] != facts.generations)
         has_failed = self.stage.runners[0].has_failed
         self.reports.append(NO_DRAFTS if has_failed else DraftReport(survival_sums(draft, counts).tolist()))
         draft.shorten(caps.clamp(max=plan.draft_length))
-        return self.stage.trim(batch, draft.view(len(slots), plan.draft_length), plan)
+        trimmed = self.stage.trim(batch, draft.view(len(slots), plan.draft_length), plan)
+        return trimmed.as_one_hot(batch.grammar)
 
     def _engine_ids(self, slots: Tensor) -> Tensor:
         """Return [B, G] int64, the draft of the engine's own drafter, from -1 on."""
@@ -348,6 +349,7 @@ def _of_request(random: Random) -> dict[str, Any]:
     return {
         "max_tokens": random.choice([5, 60]),
         "temperature": temperature,
+        "grammar": random.choice([False, False, True]),
         "options": RequestOptions(num_speculative_tokens=random.choice([None, None, 1, 0])),
         "references": tuple(map(Reference.of, texts)),
     }

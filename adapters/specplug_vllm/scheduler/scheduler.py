@@ -229,13 +229,17 @@ class PlanningMixin:
     def _handle_stopped_request(self, request: Any) -> bool:
         """Keep a session whose turn ends inside a draft at the end of its turn, not at that of the draft.
 
+        The next turn has parameters of its own, so that what the planner knows of this one is dropped.
         vLLM continues a session from its count of computed tokens, which without async scheduling still holds the
         accepted tokens after the end: it would skip as many tokens of the next turn's input.
         """
         if request.resumable:
             kept = request.num_tokens - 1 + request.num_output_placeholders  # vLLM computes the last one again
             request.num_computed_tokens = min(request.num_computed_tokens, kept)
-        return bool(super()._handle_stopped_request(request))  # type: ignore[misc]
+        is_finished = bool(super()._handle_stopped_request(request))  # type: ignore[misc]
+        if not is_finished:
+            self.step_planner.forget([request.request_id])
+        return is_finished
 
 
 class SpecplugScheduler(PlanningMixin, Scheduler):

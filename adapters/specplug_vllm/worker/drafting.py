@@ -121,19 +121,20 @@ class Drafting:
 
     # -- requests, called by the hook on a step ------------------------------------------------------------------
 
-    def end_requests(self, scheduler_output: Any, text_of: Callable[[str], tuple[Tensor, int]]) -> None:
+    def end_requests(self, scheduler_output: Any, text_of: Callable[[str], tuple[Tensor, int] | None]) -> None:
         """Remove the requests that have ended or are preempted, and notify proposers of engine events.
 
         Args:
-            text_of: returns the engine's token table, and a request's row in it.
+            text_of: returns the engine's token table, and a request's row in it; None if it has none, like a request
+                of V1 that was not scheduled in the step before.
         """
         metadata = step_metadata.of(scheduler_output)
         for kind in metadata.events:
             self.on_engine_event(kind)
         for request_id in sorted(scheduler_output.finished_req_ids):
             ending = metadata.endings.get(request_id, step_metadata.Ending())
-            if ending.visible is not None and not ending.aborted:
-                self.ingest_end(request_id, *text_of(request_id), ending.visible)
+            if ending.visible is not None and not ending.aborted and (text := text_of(request_id)) is not None:
+                self.ingest_end(request_id, *text, ending.visible)
             self.allocator.finish(request_id, aborted=ending.aborted, visible=ending.visible)
         for request_id in sorted(scheduler_output.preempted_req_ids or ()):
             self.allocator.preempt(request_id)
@@ -216,6 +217,14 @@ class Drafting:
         draft = self.stage.propose(batch, self.plan.draft_length, caps)
         trimmed = self.stage.trim(batch, draft, self.plan)
         return trimmed.as_one_hot(batch.grammar)  # the scheduler cuts these rows depending on their tokens
+
+    def selected(self, rows: Rows) -> Tensor:
+        """Return [B] bool: rows whose newest draft tokens the policy, or later the scheduler, selects by their values.
+
+        These are verified as if they were certain, see `Draft.as_one_hot`.
+        """
+        is_cut = self.stage.needs_trim(len(rows.names), self.plan.draft_length, self.plan)
+        return torch.ones_like(rows.grammar) if is_cut else rows.grammar
 
     @torch.inference_mode()
     def ingest_end(self, name: str, table: Tensor, row: int, visible: int) -> None:

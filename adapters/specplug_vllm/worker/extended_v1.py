@@ -38,7 +38,7 @@ class ExtendedProposer(V1Proposer):
         self._several_ranks = config.parallel_config.tensor_parallel_size > 1
         self._engine_ids = torch.zeros(config.scheduler_config.max_num_seqs, self._own_length, dtype=torch.int32)
         self._newest: Tensor | None = None
-        self._from_engine: list[int] = []
+        self._from_engine: list[int] = []  # of each row, tokens that are verified against what they were drawn from
         self._unused = 0  # steps in a row whose drafts held none of the drafter's tokens
         super().__init__(config)
         propose = self._drafter.propose
@@ -86,8 +86,10 @@ class ExtendedProposer(V1Proposer):
     def _draft(self, rows: Rows, engine: EngineTensors) -> Draft:
         draft = super()._draft(rows, engine._replace(engine_ids=self._engine_ids[: len(engine.idx_mapping)]))
         if draft.draft_length:
-            self._from_engine = (draft.source == len(draft.sources) - 1).sum(1).tolist()
-            self._unused = 0 if any(self._from_engine) else self._unused + 1
+            own = (draft.source == len(draft.sources) - 1).sum(1)
+            self._unused = 0 if own.any() else self._unused + 1
+            assert self.drafting is not None
+            self._from_engine = own.masked_fill(self.drafting.selected(rows), 0).tolist()
         return draft
 
     def _lift_limit(self, runner: Any) -> None:

@@ -80,10 +80,11 @@ class V1Proposer:
         """
         runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
 
-    def text_of(self, request_id: str) -> tuple[Tensor, int]:
-        """Return the token table, [R, L] int32, and the row of a running request in it."""
+    def text_of(self, request_id: str) -> tuple[Tensor, int] | None:
+        """Return the token table, [R, L] int32, and a request's row in it; None if its text is not there."""
         batch = self._runner.input_batch
-        return torch.from_numpy(batch.token_ids_cpu), batch.req_id_to_index.get(request_id, 0)
+        row = batch.req_id_to_index.get(request_id)
+        return None if row is None else (torch.from_numpy(batch.token_ids_cpu), row)
 
     def propose(
         self,

@@ -127,10 +127,11 @@ class Speculator(BaseSpeculator):
     def capture(self) -> None:
         """Do nothing: specplug captures no CUDA graphs."""
 
-    def text_of(self, request_id: str) -> tuple[Tensor, int]:
-        """Return the token table, [S, L] int32, and the slot of a request whose slot is not free yet."""
+    def text_of(self, request_id: str) -> tuple[Tensor, int] | None:
+        """Return the token table, [S, L] int32, and a request's slot; None if that is free."""
         states = self._states
-        return states.all_token_ids.gpu, states.req_id_to_index.get(request_id, 0)
+        slot = states.req_id_to_index.get(request_id)
+        return None if slot is None else (states.all_token_ids.gpu, slot)
 
     def propose(
         self,

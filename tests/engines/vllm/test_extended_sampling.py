@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch import Tensor
 from tests.engines.engines import Engine
 from tests.engines.toy import PAIRS, PROMPT, VOCAB, by_frequency, model, p_value
 from tests.engines.vllm import watching
+from tests.engines.vllm.inside import generate
 from tests.engines.vllm.launch import RUNNERS
 from tests.engines.vllm.test_sampling import toy
 
@@ -88,6 +91,40 @@ def test_the_distribution_is_the_targets(kind, method, server):
     assert 20 < own["accepted"] < own["verified"]
     assert min(tails) > 50, "lookup's tokens stand after the drafter's, and in their place"
     assert 0 < sum(of["accepted"] for of in by_source.values()) < sum(tails)
+
+
+@KINDS
+@pytest.mark.parametrize("method", ["probabilistic"])
+def test_tokens_that_a_policy_selects_are_verified_as_certain(kind, method, server):
+    """What a draft is worth to a policy depends on how lookup goes on after the token that was drawn."""
+    assert server.call(most_drawn, budget=3) == 0
+    assert server.call(most_drawn, budget=None) > 0
+
+
+def most_drawn(llm: Any, budget: int | None) -> int:
+    """Return how many tokens of a draft were at most stated as drawn, if the policy keeps so many of a step."""
+    from specplug_vllm.worker import extended_v1, extended_v2
+    from specplug_vllm.worker.drafting import Drafting
+
+    stated = [0]
+    with pytest.MonkeyPatch.context() as patch:
+        begin = Drafting.begin_step
+
+        def limited(self: Drafting, scheduler_output: Any) -> None:
+            begin(self, scheduler_output)
+            self.plan = replace(self.plan, token_budget=budget)
+
+        def noting(state: Callable[..., Any], *given: Any) -> Any:
+            stated.append(int(torch.as_tensor(given[-2 if state is write else -1]).max()))
+            return state(*given)
+
+        write = extended_v2.write_one_hot
+        patch.setattr(Drafting, "begin_step", limited)
+        patch.setattr(extended_v1, "extend_probs", partial(noting, extended_v1.extend_probs))
+        patch.setattr(extended_v2, "write_one_hot", partial(noting, write))
+        params = {"temperature": 1.0, "max_tokens": 8, "ignore_eos": True, "detokenize": False}
+        generate(llm, [list(PROMPT)] * 4, params)
+    return max(stated)
 
 
 @KINDS

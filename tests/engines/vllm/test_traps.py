@@ -112,7 +112,8 @@ def test_dropped_tokens_are_dropped(kind, zoo, truth):
 def session(llm: Any, parts: list[list[int]], given: dict[str, Any]) -> dict[str, Any]:
     """Feed one request its prompt in parts, each answered before the next: vLLM's streaming input.
 
-    Returns the answers' ids by part, under "turns", and the "records" of the proposer `recorder`, if there is one.
+    Returns the answers' ids by part, under "turns", the "records" of the proposer `recorder`, if there is one, and
+    under "planned" the request if specplug's planner knows it, with its limits, when a turn has ended.
     """
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine import EngineCoreRequest
@@ -123,6 +124,7 @@ def session(llm: Any, parts: list[list[int]], given: dict[str, Any]) -> dict[str
     tasks = engine.get_supported_tasks()
     first: EngineCoreRequest | None = None
     turns: list[list[int]] = []
+    planned: set[str] = set()
     with watching.recording(llm) as records:
         for part in parts:
             name = "session" if first is None else first.request_id
@@ -141,9 +143,11 @@ def session(llm: Any, parts: list[list[int]], given: dict[str, Any]) -> dict[str
                 if any(output.finish_reason for output in outputs):
                     break
             turns.append(turn)
+            if planner := getattr(inside.scheduler(llm), "step_planner", None):
+                planned |= planner._tallies.keys() & {first.request_id}
         engine.abort_request(["session"])
         engine.step()
-    return {"turns": turns, "records": records}
+    return {"turns": turns, "records": records, "planned": sorted(planned)}
 
 
 def test_an_id_comes_again_without_having_finished(zoo, baseline):
@@ -152,6 +156,7 @@ def test_an_id_comes_again_without_having_finished(zoo, baseline):
     expected, found = (one.call(session, parts=parts, given={"max_tokens": 12}) for one in (baseline, zoo))
     assert found["turns"] == expected["turns"]
     assert kinds_of(found, "session") == ["STARTED", "UPDATED", "UPDATED", "ABORTED"]
+    assert not found["planned"], "the next turn has other limits"
     records = found["records"]
     assert len({record["generation"] for record in records if record.get("request_id") == "session"}) == 3
     assert_last_text(found, parts)
