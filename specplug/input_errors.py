@@ -123,7 +123,11 @@ def from_pydantic(error: ValidationError, model: type[BaseModel], noun: str, pre
 
 def unknown_key(key: str, value: object, known: set[str], noun: str) -> Mistake:
     """Return the mistake of a key that does not exist."""
-    return Mistake(key, f"unknown {noun} {quote(key)}", quote(value), remedy=suggest(key, known))
+    remedy = suggest(key, known)
+    if key in known:  # the keys of nested settings have dots in messages
+        opened = "".join(f'{{"{level}": ' for level in key.split("."))
+        remedy = f"A dot is a level: {opened}...{'}' * len(key.split('.'))}"
+    return Mistake(key, f"unknown {noun} {quote(key)}", quote(value), remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)

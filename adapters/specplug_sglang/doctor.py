@@ -125,11 +125,11 @@ def resolved_launch(arguments: list[str]) -> Launch | None:
         ) from error
     load_plugins()
     server_args = prepare_server_args(arguments)
-    if not use_of(server_args):
-        return None
-    _require_loaded()
+    is_ours = use_of(server_args)
+    if is_ours:
+        _require_loaded()
     server_args.resolve_once()
-    return launch_of(server_args)
+    return launch_of(server_args) if is_ours else None
 
 
 COMMAND = ServerCommand(

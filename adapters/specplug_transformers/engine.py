@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -201,7 +201,13 @@ class Engine:
         return self._decoder.last_step
 
     def announce(self, kind: EngineEventKind) -> None:
-        """Notify proposers of an event of the whole engine, for example that its weights changed."""
+        """Notify proposers of an event of the whole engine, for example that its weights changed.
+
+        Another event raises `EngineError`.
+        """
+        if kind not in get_args(EngineEventKind):
+            expected = ", ".join(get_args(EngineEventKind))
+            raise EngineError.build("unknown event", who="Engine.announce", found=repr(kind), expected=expected)
         self._drafts.on_event(EngineEvent(kind))
 
     def set_ceiling(self, draft_length: int | None) -> None:

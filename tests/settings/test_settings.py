@@ -298,6 +298,13 @@ def test_all_mistakes_are_reported_each_with_its_layer():
     assert len(lines) == 5
 
 
+def test_a_dotted_key_is_told_to_be_nested():
+    expected = (
+        'unknown setting \'faults.max_consecutive\'; found 3. A dot is a level: {"faults": {"max_consecutive": ...}}'
+    )
+    assert refusal({"faults.max_consecutive": 3}).endswith(expected)
+
+
 @pytest.mark.parametrize(
     ("flags", "keys"),
     [

@@ -260,6 +260,8 @@ def test_what_is_not_there(make_engine):
     engine = make_engine(proposer="recorder")
     assert engine.generate([]) == engine.step() == []
     assert not engine.has_work
+    with pytest.raises(EngineError, match="unknown event; found 'weights'; expected cache flushed, weights changed"):
+        engine.announce("weights")
     engine.announce("weights changed")
     assert [event.kind for event in Recorder.newest.events] == ["weights changed"]
     with pytest.raises(RequestError):

@@ -129,8 +129,8 @@ def audit(
     specplug or not; a model is run by transformers, first with speculation and then without. Log-probabilities,
     structured output, tool calls and reasoning need servers. docs/audit.md describes the checks.
 
-    The exit code is 1 if a check failed, could not be proven because no draft was at work, or was named by --check and
-    could not run.
+    The exit code is 1 if a check failed, was unproven (too few samples, say, or no draft at work), or was named by
+    --check and could not run.
 
     Examples:
 
