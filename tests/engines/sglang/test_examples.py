@@ -19,7 +19,7 @@ from tests.engines.suites.examples import ExamplesSuite
 
 @pytest.mark.slow  # a server of its own; what is not of SGLang runs with vLLM, too
 class TestExamples(ExamplesSuite):
-    engine, address = "sglang", "http://localhost:30000"
+    engine = "sglang"
     environment = {**os.environ, **ALWAYS}  # noqa: RUF012
 
     @pytest.fixture

@@ -45,12 +45,10 @@ class ExamplesSuite:
 
     Attributes:
         engine: its name in the examples.
-        address: of a server, in them.
         environment: of a process that runs one.
     """
 
     engine: ClassVar[str]
-    address: ClassVar[str]
     environment: ClassVar[Mapping[str, str]]
 
     def run(self, name: str, *arguments: str, values: Mapping[str, str] | None = None) -> str:
@@ -61,8 +59,9 @@ class ExamplesSuite:
         return done.stdout
 
     def test_the_client_shows_what_it_says(self, server):
-        values = {self.address: server.url, "MODEL": server.model}
-        lines = self.run(f"{self.engine}_openai_client.py", values=values).splitlines()
+        values = {"http://localhost:8000": server.url, "MODEL": server.model}
+        field = {"vllm": "vllm_xargs", "sglang": "custom_params"}[self.engine]
+        lines = self.run("openai_client.py", field, values=values).splitlines()
         assert "    with open(path, flags) as file:" in lines
         assert "the same, streamed, with a prediction: True" in lines
         assert any(line.startswith("chat: ") for line in lines)

@@ -11,7 +11,6 @@ from tests.engines.vllm.launch import configuration
 
 class TestExamples(ExamplesSuite):
     engine = "vllm"
-    address = "http://localhost:8000"
     environment = configuration("v1", in_process=False).variables()
 
     @pytest.fixture(scope="class")
