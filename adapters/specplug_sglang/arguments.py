@@ -61,6 +61,12 @@ REFUSED: Refused = {
     "smg_grpc_mode": (False, _FIELDS_UNCHECKED),
 }
 
+_MOVES = "tokens that are verified as nodes of a tree change their places in the cache, unlike those of chains"
+OF_TREES: Refused = {
+    "enable_return_routed_experts": (False, _MOVES),
+    "enable_return_indexer_topk": (False, _MOVES),
+}
+
 OF_PROPOSERS: Refused = {
     **REFUSED,
     "speculative_ngram_external_corpus_path": (
@@ -176,6 +182,7 @@ def refuse_unsupported(server_args: Any) -> None:
         )
     if is_tree_mode(server_args):
         _refuse_trees_for_states(server_args)
+        refuse_arguments(server_args, OF_TREES, OFF)
         if lossy := lossy_arguments(resolved_args(server_args)):
             raise refusal("lossy acceptance is for chains", lossy, "--speculative-eagle-topk 1, or no thresholds")
     refuse_arguments(server_args, OF_PROPOSERS, OFF)

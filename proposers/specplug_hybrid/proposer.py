@@ -126,14 +126,17 @@ class Hybrid(ComposedProposer):
         self._first_of_model = len(self.parts[LOOKUP].sources)
         self.gains = Gains()
         self._began = self._in_model = 0.0
+        self._running: frozenset[tuple[int, int]] = frozenset()  # slots and generations of the step before
         self._skipped = self._steps = self._steps_with_model = 0
 
     def compose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         """Draft by lookup, and by the model for the rows that `_rows_for_model` returns."""
         now = time.monotonic()
-        if self._began:
+        running = frozenset(zip(batch.slots.tolist(), batch.generations.tolist(), strict=True))
+        if not running.isdisjoint(self._running):  # else the engine may have had nothing to do
             self.gains.time_step(now - self._began - self._in_model)
         self._began = now
+        self._running = running
         self._in_model = 0.0
         self._steps = self._steps + 1
         found = self.part_draft(LOOKUP, batch, limits, draft.draft_length)

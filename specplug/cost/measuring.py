@@ -28,8 +28,8 @@ BUSY = 0.2
 """Relative difference of the repeats of a size, in the median, from which on something else keeps the machine busy."""
 
 
-_STALL = 1.0
-"""The same of a size and a larger one, which no kernel explains."""
+_STALL = 9.0
+"""The same of a size and a larger one, which no kernel explains, be it in a graph or not."""
 
 
 class StepLimits(NamedTuple):

@@ -111,7 +111,8 @@ def _every_other(is_pair: Tensor, is_token: Tensor, after: Tensor) -> Tensor:
 def cuts(text: Tensor, splits: Splits, total: Tensor, begins: Tensor) -> Tensor:
     """Return [R, M] bool, the places of texts of `total` [R, 1] bytes at which they are split by these rules.
 
-    A text of its own begins at each place in `begins` [R, M] bool, for the rules of digits and of signs.
+    A text of its own begins at each place in `begins` [R, M] bool.  No rule looks ahead at one: it may be a token that
+    was drawn, on whose value those before it must not depend.
     """
     places = torch.arange(text.shape[1], device=text.device)
     is_cut = torch.zeros_like(text, dtype=torch.bool)
@@ -119,6 +120,7 @@ def cuts(text: Tensor, splits: Splits, total: Tensor, begins: Tensor) -> Tensor:
     after = text.roll(-1, 1)
     if splits.spaces:
         is_last = _is_space(text) & _is_space(before) & ~_is_space(after) & (places > 0) & (places + 1 < total)
+        is_last &= ~begins.roll(-1, 1)
         for byte in splits.spaces:
             is_cut |= is_last & (text == byte)
     if splits.by_three:

@@ -62,7 +62,7 @@ class _Counts:
     step: int
     time: float
     end: int
-    first: float
+    seconds: float = 0.0
     tokens: int = 0
     steps: int = 0
     drafted: int = 0
@@ -95,11 +95,12 @@ def summarised(rows: Iterable[TraceRow]) -> list[Summary]:
         key = (row.request, row.tenant)
         mine = counts.get(key)
         if mine is None or (row.emitted and row.start != mine.end):
-            counts[key] = _Counts(row.step, row.time, row.start + len(row.emitted), row.time)
+            counts[key] = _Counts(row.step, row.time, row.start + len(row.emitted))
             continue
         if row.step != mine.step:
             mine.steps += 1
             mine.step = row.step
+            mine.seconds += max(0.0, row.time - mine.time)  # a clock may be set back
             mine.time = row.time
         mine.tokens += len(row.emitted)
         mine.end += len(row.emitted)
@@ -114,8 +115,8 @@ def summarised(rows: Iterable[TraceRow]) -> list[Summary]:
             tau=each.tokens / each.steps,
             drafted=each.drafted,
             kept=each.kept,
-            seconds=each.time - each.first,
-            ms_per_token=1000 * (each.time - each.first) / each.tokens,
+            seconds=each.seconds,
+            ms_per_token=1000 * each.seconds / each.tokens,
         )
         for (request, tenant), each in counts.items()
         if each.tokens >= LEAST_TOKENS and each.steps

@@ -8,6 +8,7 @@ raises `RequestError`, which the front end answers with a 4xx.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -136,16 +137,23 @@ class FieldParser:
         with self._refusals():
             return self._quota.reserve(client, tokens)
 
-    async def admit(self, extra_args: Mapping[str, Any], client: RequestClient | None, copies: int) -> dict[str, Any]:
+    async def admit(
+        self, extra_args: Mapping[str, Any], client: RequestClient | None, copies: int, holder: object = None
+    ) -> dict[str, Any]:
         """Return parsed extra arguments, whose references count as the client's until its HTTP request ends.
 
-        They count once for each of the engine's requests that the HTTP request becomes, `copies`.  A program in this
-        process, None, has no quota.
+        With a `holder`, which can be weakly referenced, they count until that is gone, as of a request that goes on
+        after its HTTP request.  They count once for each of the engine's requests that the HTTP request becomes,
+        `copies`.  A program in this process, None, has no quota.
         """
         if client is None:
             return await self.parse_in_thread(extra_args)
         parsed = await self.parse_in_thread(extra_args, client.digest or "")
-        client.at_end(self.reserve(client.digest or "", copies * wire.reference_tokens(parsed)))
+        release = self.reserve(client.digest or "", copies * wire.reference_tokens(parsed))
+        if holder is None:
+            client.at_end(release)
+        else:
+            weakref.finalize(holder, release)
         return parsed
 
     def tenant_of(self, client: RequestClient) -> str | None:

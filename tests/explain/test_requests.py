@@ -74,6 +74,14 @@ def test_an_id_that_is_used_again_means_its_last_use_and_few_tokens_say_nothing(
     assert len(summarised(rows)) == 1
 
 
+def test_a_clock_that_is_set_back_takes_a_step_out_of_the_seconds():
+    rows = request("r", 1, 0.5)
+    [whole] = summarised(rows)
+    later = next(index for index, row in enumerate(rows) if row.step == rows[len(rows) // 2].step)
+    [found] = summarised([*rows[:later], *(replace(row, time=row.time - 3600) for row in rows[later:])])
+    assert found.seconds == pytest.approx(whole.seconds - (rows[later].time - rows[later - 1].time))
+
+
 def test_the_command_lists_answers_when_none_is_named(tmp_path):
     path = tmp_path / "trace.jsonl"
     writer = TraceWriter(path)

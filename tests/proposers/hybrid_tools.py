@@ -99,11 +99,12 @@ class Made:
         self.stage = build_draft_stage(settings, registry_of({"lookup": self.lookup, "model": self.model}), context)
         self.hybrid: Hybrid = self.stage.proposers["hybrid"]
         self.length = 2
+        self.generation = 0
 
     def draft(self, draft_length: int = DRAFT_LENGTH) -> Draft:
         """Draft after one more token of each request."""
         self.length += 1
-        self.batch = make_batch([range(self.length)] * SLOTS, vocab_size=512, generations=[0] * SLOTS)
+        self.batch = make_batch([range(self.length)] * SLOTS, vocab_size=512, generations=[self.generation] * SLOTS)
         draft = self.stage.propose(self.batch, draft_length)
         return self.stage.trim(self.batch, draft, StepPlan(draft_length))
 

@@ -166,6 +166,17 @@ def test_the_models_time_is_its_own_and_the_steps_is_the_rest(made, clock):
     assert status == {"steps": 40, "steps_with_model": len(it.model.limits), "step_ms": 26000.0, "model_ms": 10000.0}
 
 
+def test_a_time_in_which_no_request_ran_is_no_step(made, clock):
+    it = made(draft_nothing, DRAFTED)
+    for request in range(8):
+        it.generation = request
+        it.draft()
+        clock.now += 5.0
+    assert it.hybrid.gains.step_seconds == 0.0
+    it.draft()
+    assert it.hybrid.gains.step_seconds == 5.0
+
+
 def test_parts_of_parts_are_credited(made):
     it = made(draft_nothing, DRAFTED, within="nested")
     assert ids(it.draft()) == [[5, 6], [1, 2], [3, 4]]

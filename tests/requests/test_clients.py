@@ -200,6 +200,23 @@ def test_what_is_held_is_counted_by_client_until_released() -> None:
     assert quota.reserved_tokens == 10
 
 
+def test_a_request_that_goes_on_after_its_http_request_counts_until_it_is_gone() -> None:
+    own = parser_of(Bytes(), limits=LIMITS)
+    fields = {"specplug_references": [1] * 10_000}
+
+    async def serve() -> None:
+        queued = type("Queued", (), {})()
+        first = client("a")
+        await own.admit(fields, first, 4, queued)
+        first.end()
+        with pytest.raises(BusyError):
+            await own.admit(fields, client("a"), 1)
+        del queued
+        await own.admit(fields, client("a"), 4)
+
+    asyncio.run(serve())
+
+
 def test_prompts_and_samples_count_and_end_with_the_http_request() -> None:
     """One request of a few megabytes could otherwise be copied into thousands of requests of the engine."""
     tokenizer = Bytes()

@@ -27,7 +27,7 @@ class Decoding(NamedTuple):
         rows: their rows, kept from step to step.
         slots: [B] int64, their rows in SGLang's request pool.
         before: [B] int64, cached tokens of each, which lack the newest.
-        is_constrained: whether a request has a grammar.
+        is_constrained: whether a request has a grammar that has accepted its newest token.
         engine_ids: [B, G] int64, the draft of SGLang's own drafter, contiguous, -1 after its end; None if it has not.
     """
 

@@ -138,29 +138,37 @@ class PlannedWorker:
             result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
             drafting.append_first(reqs, slots, before, result.next_token_ids.to(torch.int32))
             return result
-        self.begin(batch, drafting.plan(reqs))
+        # With a barrier, SGLang's grammars accept the tokens of the step before while this one is verified.
+        self.begin(batch, drafting.plan(reqs), has_grammars=batch.has_grammar and kwargs.get("grammar_barrier") is None)
         result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
         lengths = self.draft_lengths(result.accept_lens)
         result.cap_lens = (0 * result.accept_lens if lengths is None else lengths) + 1  # what a row verifies
         drafting.add_launched(reqs, 0 if lengths is None else drafting.length, result)
         return result
 
-    def begin(self, batch: Any, draft_length: int) -> None:
-        """Prepare for a step that decodes."""
+    def begin(self, batch: Any, draft_length: int, *, has_grammars: bool) -> None:
+        """Prepare for a step that decodes; `has_grammars`: there are some, which have accepted all tokens so far."""
+
+    @property
+    def limits(self) -> Tensor | None:
+        """[B], most draft tokens of each request of the newest plan; None if none is limited."""
+        rows = self.drafting.rows
+        planned = rows.caps_of(self.drafting.step_planner.plan)  # with the requests' own, if there are any
+        return rows.limits if planned is None else planned
 
     def draft_lengths(self, accept_lens: Tensor) -> Tensor | None:
         """Return the lengths [B] of the newest step's drafts, as far as they may be accepted; None without drafts."""
         length = self.drafting.length
-        limits = self.drafting.rows.limits
         if not length:
             return None
+        limits = self.limits
         lengths = torch.full_like(accept_lens, length)
         return lengths if limits is None else lengths.minimum(limits)
 
     def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Verify a step's drafts, no more tokens of each than its request allows."""
         drafts = batch.spec_info
-        limits = self.drafting.rows.limits
+        limits = self.limits
         if limits is not None and drafts.draft_token_num > 1:
             drafts.retrieve_next_token = cut(drafts.retrieve_next_token, limits)
         return super().verify(batch, *args, **kwargs)  # type: ignore[misc]

@@ -101,9 +101,9 @@ class ExtendedWorker(PlannedWorker):
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def begin(self, batch: Any, draft_length: int) -> None:
+    def begin(self, batch: Any, draft_length: int, *, has_grammars: bool) -> None:
         slots = batch.req_pool_indices
-        self._decoding = Decoding(batch.reqs, self.drafting.rows, slots, batch.seq_lens, batch.has_grammar)
+        self._decoding = Decoding(batch.reqs, self.drafting.rows, slots, batch.seq_lens, has_grammars)
         self._draft = None
         if not draft_length:
             self._drafts.skip(self._decoding)

@@ -2,6 +2,7 @@
 
 With a grammar in the batch SGLang processes a step's results before it starts the next step, overlapped or not, since
 its own n-gram proposer also drafts on the host.  So each grammar has accepted the newest token when drafts are made.
+With its own draft models it does so only if steps do not overlap; else its mask alone cuts drafts.
 """
 
 from __future__ import annotations

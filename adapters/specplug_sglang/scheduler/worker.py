@@ -9,11 +9,11 @@ synchronous steps run the same code.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from sglang.srt.configs.hybrid_arch import mambaish_config
-from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache import kv_cache_configurator
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
@@ -228,10 +228,10 @@ class SpeculativeWorker(BaseSpecWorker):
         if on_publish is not None:
             on_publish(accepted.new_seq_lens)
         batch.forward_mode = ForwardMode.DECODE
-        return GenerationBatchResult(
+        return replace(  # what else the target returns, such as experts that a client asked for, is kept
+            result,
             logits_output=logits,
             next_token_ids=accepted.emitted,
-            can_run_cuda_graph=result.can_run_cuda_graph,
             accept_lens=accept_lens,
             cap_lens=verified.counts,  # SGLang's name for the tokens that a row verifies
             new_seq_lens=accepted.new_seq_lens,

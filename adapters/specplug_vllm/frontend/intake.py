@@ -139,7 +139,8 @@ async def _check_model(original: Callable[..., Any], serving: Any, request: Any)
         parser.tenant_of(client)  # refuses an invalid one
     if arguments.has_fields(given):
         try:
-            setattr(holder, name, await parser.admit(given, client, _copies(request, holder)))
+            outlives = request if getattr(request, "background", False) else None
+            setattr(holder, name, await parser.admit(given, client, _copies(request, holder), outlives))
             if (of_request := predicted.current_prediction()) is not None:
                 of_request.read(getattr(holder, name))
         except OverloadedRequest as error:

@@ -34,6 +34,9 @@ FAILURES = 3
 _OTHERS = 1.25
 """From so many times the tokens of the answers on, the server's counters are of other clients, too."""
 
+_AFTER_END = 2
+"""Tokens of each answer that engines may count after its end, where steps overlap."""
+
 _HANGS = 5
 """A pair that takes so many times the mean of those before is a failure, if the limit of time ends it."""
 
@@ -75,7 +78,7 @@ class Timed:
     @property
     def has_others(self) -> bool:
         """Return whether other clients were served meanwhile, so that the counts say little of these answers."""
-        return bool(self.counts) and self.counts["emitted"] > _OTHERS * self.tokens
+        return bool(self.counts) and self.counts["emitted"] > _OTHERS * self.tokens + _AFTER_END * len(self.answers)
 
 
 @dataclass(frozen=True, slots=True)

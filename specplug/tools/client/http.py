@@ -57,7 +57,7 @@ class ServerClient:
 
     Without an `operator_key`, specplug's routes are sent `api_key`; with both, servers that expect their own key in
     `Authorization` get it there.  `patience` is the seconds within which a request must be answered whole.  A wrong
-    address raises `EngineError`.
+    address, and certificates that cannot be read, raise `EngineError`.
     """
 
     def __init__(
@@ -73,7 +73,11 @@ class ServerClient:
             self._operator.append({**_bearer(api_key), KEY_HEADER: operator_key.strip()})
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE)
         # The environment's proxies would be timed, too; its certificates (SSL_CERT_FILE) are the user's.
-        verify = httpx.create_ssl_context() if self.url.startswith("https:") else True
+        try:
+            verify = httpx.create_ssl_context() if self.url.startswith("https:") else True
+        except OSError as error:
+            what = "the certificates of authorities cannot be read"
+            raise EngineError.build(what, who="SSL_CERT_FILE or SSL_CERT_DIR", found=describe(error)) from error
         self._http = httpx.AsyncClient(timeout=patience, limits=limits, trust_env=False, verify=verify)
 
     async def __aenter__(self) -> ServerClient:

@@ -30,6 +30,7 @@ from tests.engines.sglang.drafters import (
     drafts_by_text,
     extended_counts,
     judge_long_answers,
+    status,
 )
 from tests.engines.sglang.engines import Engine
 
@@ -157,8 +158,15 @@ def test_penalties_and_grammars_are_exact(kind, make, baseline):
     params += [{"regex": "[a-f]{3}( [a-f]{3}){4}", "max_new_tokens": 40}] * 2
     given = [tuple(ids(text)) for text in ("The capital of France is", "def f(x):")] * 5
     engine = make(kind, "STANDALONE" if kind == "planned" else "EAGLE")
+    before = cut_by_grammars(engine)
     found, expected = (answers(each, params, given) for each in (engine, baseline))
     assert [answer["token_ids"] for answer in found] == [answer["token_ids"] for answer in expected]
+    assert cut_by_grammars(engine) == before, "overlapped, grammars lack the step before when drafts are made"
+
+
+def cut_by_grammars(engine):
+    workers = engine.call(status)["workers"]
+    return [worker["metrics"]["total"]["cut_by_grammar"] for worker in workers if worker.get("metrics")]
 
 
 @kinds

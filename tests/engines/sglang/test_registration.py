@@ -115,6 +115,10 @@ UNSUPPORTED: list[tuple[dict[str, Any], list[str]]] = [
     ({"speculative_eagle_topk": 0}, ["chains or trees", "--speculative-eagle-topk 0"]),
     ({"speculative_use_rejection_sampling": True}, ["distributions", "--speculative-use-rejection-sampling True"]),
     (
+        {"enable_return_routed_experts": True, "speculative_eagle_topk": 4},
+        ["change their places", "--enable-return-routed-experts True"],
+    ),
+    (
         {"speculative_accept_threshold_single": 0.5, "speculative_eagle_topk": 4},
         ["lossy acceptance is for chains", "--speculative-accept-threshold-single 0.5"],
     ),

@@ -241,6 +241,13 @@ def test_a_server_that_is_not_there_is_one_line(prompts, command):
     assert "the server does not answer as expected; found ConnectError" in result.stderr
 
 
+def test_certificates_that_cannot_be_read_are_one_line(monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", "/absent.pem")
+    with pytest.raises(EngineError, match=r"^SSL_CERT_FILE or SSL_CERT_DIR: the certificates of auth[^\n]*$"):
+        http.ServerClient("https://127.0.0.1:9")
+    http.ServerClient("http://127.0.0.1:9")
+
+
 def test_what_is_no_address_is_refused():
     for address in ("localhost:8000", "http://", "http://x:y", "http://[::1", "ftp://x", "http://\ud800.x"):
         with pytest.raises(EngineError, match="no server's address"):
