@@ -32,6 +32,9 @@ PROBE_STEPS = 2
 drafts nobody would see that their acceptance has changed.
 """
 
+_SILENT = 8
+"""Steps with drafts in a row without a report after which earlier ones count no longer."""
+
 
 class PaddedPlanner(CostPlanner):
     """Plans the captured draft length whose expected accepted tokens exceed the cost of its step by most.
@@ -59,8 +62,10 @@ class PaddedPlanner(CostPlanner):
         self._pace = Pace()
         self._trials = Trials()
         self._runs = RunLengths(longest)
+        self._longest = longest
         self._reported = ReportedLengths(longest)
         self._newest: list[StepReport] = []  # reports since the newest choice
+        self._silent = 0  # steps in a row of whose drafts nothing was reported
         self._cost = np.zeros(len(self._lengths))  # seconds that each length adds, relative to plain decoding
         self._per_row = [0.0] * len(self._lengths)  # the same in tokens per row
         self._requests = 0
@@ -95,7 +100,14 @@ class PaddedPlanner(CostPlanner):
         self._pace.set_next(0)
 
     def observe(self, report: StepReport) -> None:
-        """Keep a step's results for the next choice and decision."""
+        """Keep a step's results for the next choice and decision.
+
+        A drafter that fails reports nothing; what it accepts is then learnt from runs of tokens, as at first.
+        """
+        if report.draft_length and report.requests:
+            self._silent = self._silent + 1 if report.expected is None else 0
+            if self._silent == _SILENT:
+                self._reported = ReportedLengths(self._longest)
         self._newest.append(report)
         super().observe(report)
 

@@ -88,7 +88,7 @@ class RaggedPlanner(CostPlanner):
         costs = self._curve(stats)
         was_resting = self._drafting.is_resting
         rest = self._drafting.plan_rest(self._requests, self._drafting_cost * self._rate.speed_up(self._requests))
-        if rest and not self._costs.knows(drafts=False):
+        if rest and (self._costs.basis == "assumed" or not self._costs.knows(drafts=False)):
             rest = min(rest, PLAIN_STEPS)
         if rest or was_resting:
             self._pace.set_next(rest or TRIED_STEPS)

@@ -60,10 +60,10 @@ class Corrections:
 
     def add(self, cost: StepCost, ratio: float) -> None:
         """Enter a step and the logarithm."""
-        if cost.tokens == cost.requests:
+        if cost.tokens - cost.prompt_tokens == cost.requests:
             self.verified_nothing[cost.draft_length > 0] += 1
         self._cells[cost.prompt_tokens > 0, cost.draft_length > 0, _size_class(cost.tokens)].append(ratio)
-        if not cost.draft_length or cost.tokens - cost.prompt_tokens > cost.requests:
+        if not cost.prompt_tokens and (not cost.draft_length or cost.tokens > cost.requests):
             self._timed.append(ratio)
         self._count += 1
         self._known = {}

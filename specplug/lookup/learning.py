@@ -162,9 +162,10 @@ def share(state: State, facts: Any, text: Any, n: int) -> None:
     capacity = state.ring.size
     group = int(facts[at.GROUP])
     prompt = int(facts[at.PROMPT])
-    shift = int(facts[at.SPAN]) + 1 - max(int(facts[at.START]), prompt - at.CONTEXT)
+    first = max(int(facts[at.START]), prompt - at.CONTEXT)  # what is read again from before has no room in the span
+    shift = int(facts[at.SPAN]) + 1 - first
     is_live = facts[at.SPAN] >= state.end[0] - capacity
-    for k in range(facts[at.WRITTEN], min(n, facts[at.SPAN_END] - shift) if is_live else 0):
+    for k in range(max(facts[at.WRITTEN], first), min(n, facts[at.SPAN_END] - shift) if is_live else 0):
         state.ring[(k + shift) & (capacity - 1)] = text[k]
         bucket = arithmetic.bucket_of(text, k, at.KEYS[0], group, state.buckets.shape[1]) if k >= prompt else -1
         if bucket >= 0:

@@ -57,9 +57,10 @@ def share(facts, memory, buckets, text, n, PIECE: tl.constexpr):
     span = tl.load(facts + at.SPAN)
     written = tl.load(facts + at.WRITTEN)
     entry = tl.load(facts + at.ENTRY)
-    shift = span + 1 - larger(tl.load(facts + at.START), prompt - at.CONTEXT)
+    first = larger(tl.load(facts + at.START), prompt - at.CONTEXT)
+    shift = span + 1 - first
     stop = tl.where(span >= end - capacity, smaller(n, tl.load(facts + at.SPAN_END) - shift), 0)
-    for piece in range(written, stop, PIECE):
+    for piece in range(larger(written, first), stop, PIECE):
         k = piece + tl.arange(0, PIECE)
         tl.store(ring + ((k + shift) & (capacity - 1)), tl.load(text + k, mask=k < stop), mask=k < stop)
         is_shared = (k >= prompt) & (k < stop)

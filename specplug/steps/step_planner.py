@@ -118,6 +118,8 @@ class StepPlanner(Generic[R]):
         self._planned = self._drafting = 0  # number of requests, and of those that may draft
         self._unread: list[tuple[StepRecord, Sequence[DraftResult], float, DraftReport]] = []  # arguments of `finish`
         self._ended = 0.0
+        self._is_report_due = False
+        self._next_report = 0  # step from which on the first step of a plan without drafts may be reported, too
         self._identify = identify
         self._measure = measure
         self._bounds = bounds
@@ -127,9 +129,7 @@ class StepPlanner(Generic[R]):
     @property
     def wants_report(self) -> bool:
         """Whether the drafter is to report what the newest plan's drafts are expected to yield, if it can."""
-        plan = self.plan
-        is_due = plan.draft_length > 0 or plan.num_steps > 1 or (self.steps - 1) % REPORT_EVERY == 0
-        return self.stage.learns and not self.is_off and is_due
+        return self.stage.learns and not self.is_off and self._is_report_due
 
     def make(self, running: Sequence[R]) -> StepPlan:
         """Plan the next step's drafts; `running` holds the engine's own requests.
@@ -163,6 +163,10 @@ class StepPlanner(Generic[R]):
         if plan.caps:
             self._drafting -= sum([plan.caps.get(self._identify(request)) == 0 for request in running])
         self.plan = plan
+        is_first = plan.num_steps > 1 and self.steps >= self._next_report
+        self._is_report_due = plan.draft_length > 0 or is_first or self.steps % REPORT_EVERY == 0
+        if self._is_report_due and not self.is_off:
+            self._next_report = 0 if plan.draft_length else self.steps + REPORT_EVERY
         self.steps += 1
         return plan
 

@@ -186,6 +186,15 @@ def test_steps_that_draft_and_verify_nothing_are_known_once_they_were_run():
     assert drafting / plain == pytest.approx(1.3, rel=0.1)
 
 
+def test_steps_beside_prompts_count_where_every_step_has_some():
+    costs = StepCosts(lambda tokens: tokens)
+    costs.calibrate([StepCost(4, tokens, 0, 0, 0.01) for tokens in (4, 8, 16)])
+    for _ in range(40):  # their prompts take ten times what the sizes at start let expect
+        costs.observe([StepCost(5, 5 + 500, 0, 0, 0.1, prompt_tokens=500)])
+    assert costs.knows(drafts=False)
+    assert costs.basis == "measured at start", "what decoding costs is not fitted to them"
+
+
 def test_prompts_raise_the_cost_of_draft_tokens_and_are_not_part_of_it():
     costs = StepCosts(flat)
     costs.calibrate(timed({1: 1.0, 8: 1.0, 64: 1.0, 128: 2.0, 512: 8.0}))

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from specplug.lookup import arithmetic, compiled
 from specplug.lookup import layout as at
+from specplug.testing.driver import Driver
 from tests.lookup.runs import Trapped
 from tests.lookup.static import TrappedTenants
 from tests.lookup.talk import Talk
+from tests.proposers.ngram_tools import spec
 
 KINDS = pytest.mark.parametrize("kind", [Trapped, TrappedTenants], ids=["the ring", "corpora"])
 
@@ -36,6 +38,36 @@ def test_the_trap_springs_for_what_may_be_read(kind: type[Trapped]) -> None:
         run.steps(15)
         changed += run.changed
     assert changed > 20
+
+
+@pytest.mark.parametrize("prompt", [60, 300])
+def test_a_group_that_reads_its_texts_again_writes_to_no_others_place(prompt: int) -> None:
+    """Its places in the ring have no room for most of the prompt, which is shared by two requests of Bob."""
+    of_alice = [*range(100, 220)]
+    of_bob = [*range(500, 500 + prompt)]
+    with Driver(spec(), {"memory_tokens": 4096}, vocab_size=1000, max_length=512, max_slots=8) as driver:
+        driver.start("alice", [90, 91, 92, 93], isolation_key="alice")
+        driver.step(4, order=["alice"])
+        driver.extend("alice", of_alice)
+        driver.step(4, order=["alice"])
+        driver.leave("alice")
+        both = ["first", "second"]
+        for name in both:
+            driver.start(name, of_bob, isolation_key="bob", max_tokens=64)
+        for _ in range(2):
+            driver.step(4, order=both)
+            for name in both:
+                driver.extend(name, [7])
+        for name in both:
+            driver.resend(name)  # as after a fault
+        driver.step(4, order=both)
+        drafted = set()
+        for end in range(8, len(of_alice)):
+            driver.start("asks", [90, *of_alice[end - 6 : end]], isolation_key="alice")
+            drafted |= {*driver.step(8, order=["asks"]).by_request()["asks"].token_ids}
+            driver.leave("asks", None)
+    assert drafted >= {*of_alice[9:]}
+    assert not drafted & {*of_bob}
 
 
 def shared_bucket(owner: int, other: int, texts: int) -> tuple[list[int], list[int]]:

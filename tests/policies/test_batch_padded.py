@@ -193,6 +193,23 @@ def test_lengths_follow_what_drafters_report_whatever_was_planned():
     assert set(lengths[260:300]) == {0}
 
 
+def test_a_drafter_that_reports_no_longer_is_judged_by_what_is_accepted():
+    """It has failed, and steps verify padding."""
+    planner = PaddedPlanner(PluginContext(CAPS, options=BatchOptions()))
+    surface = SURFACES["dense"]
+    planner.calibrate([StepCost(4, 4 * (n + 1), 6000, n, surface(4, 4 * (n + 1), n) * 1e-3) for n in LENGTHS])
+    lengths = [0]
+    for step in range(1000):
+        length = lengths[-1]
+        if step < 100:
+            planner.observe(reported(step, [4 * 0.95**n for n in range(1, 16)], length=length))
+        else:
+            planner.observe(StepReport(step, length, 4, 4, 4 * length, 0, runs=[(0, 1)] * 4 if length else []))
+        lengths.append(planner.plan(HostStats(step, range(4))).draft_length)
+    assert {*lengths[50:100]} == {15}
+    assert max(lengths[500:]) <= 1, "a token is tried now and then"
+
+
 @pytest.mark.parametrize(("steps", "least", "most"), [(200, 0.9, 1.0), (1, 0.0, 0.2)])
 def test_the_newest_reports_count_as_far_as_what_follows_is_like_them(steps, least, most):
     """Drafts are good, or poor, for so many steps in a row; a length is chosen every fourth step."""
