@@ -22,7 +22,7 @@ from specplug.tools.audit.probe import (
     Probe,
     report_finding,
 )
-from specplug.tools.audit.texts import first_difference, is_near_tie
+from specplug.tools.audit.texts import SURPRISING, first_difference, is_near_tie, surprise_probability
 from specplug.tools.client.answers import Answer
 
 COARSE = 10 * LEAST_TOLERANCE
@@ -116,6 +116,9 @@ class Structured(Check):
             f"control's do; {len(differences)} outputs differ from the control's, {ties} near ties"
         )
         failures = [*invalid, *differences]
+        p = surprise_probability(ties, len(answers), control.self_differences, len(control.greedy))
+        if p < SURPRISING:
+            failures.append(f"near ties are too frequent for rounding: p = {p:.2g}")
         return report_finding(self.name, failures, summary, proves=valid > 0, valid=valid, near_ties=ties)
 
 
@@ -159,17 +162,19 @@ class Chat(Check):
         self, material: Material, answers: Sequence[Answer], expected: Sequence[Answer], control: ControlAnswers
     ) -> Finding:
         """Compare reasoning, content and calls with both answers of the control, and validate complete calls."""
-        if not any(one.tool_calls if self._parsed == "tool calls" else one.reasoning for one in expected):
+        if not any(map(self._has_parts, expected)):
             return Finding(self.name, CheckOutcome.NOT_RUN, f"the control parsed no {self._parsed}. {self._remedy}")
         malformed = []
         differences = []
         calls = 0
         unstable = 0
+        lost = 0
         own = zip(expected[: len(answers)], expected[len(answers) :], strict=True)
         for probe, found, pair in zip(self.probes(material), answers, own, strict=True):
             where = f"{probe.messages[0]['content'][-30:]!r}, {'streamed' if probe.stream else 'whole'}"
             calls += len(found.tool_calls)
             unstable += _parts(pair[0]) != _parts(pair[1])
+            lost += all(map(self._has_parts, pair)) and not self._has_parts(found)
             if found.finish_reason != "length" and not any(map(_bad_call, pair)) and (problem := _bad_call(found)):
                 malformed.append(f"{where}: {problem}")
             if _parts(found) not in map(_parts, pair):
@@ -179,9 +184,15 @@ class Chat(Check):
             f"{len(malformed)} malformed, {calls} tool calls; the control differs from itself on {unstable}"
         )
         failures = malformed if control.tolerance > COARSE else [*malformed, *differences]
+        p = surprise_probability(lost, len(answers), 0, len(answers))
+        if p < SURPRISING:
+            failures.append(f"{lost} chats have no {self._parsed} where the control's have: p = {p:.2g}")
         chats = len(answers)
         bad = len(malformed)
         return report_finding(self.name, failures, summary, chats=chats, malformed=bad, tool_calls=calls)
+
+    def _has_parts(self, answer: Answer) -> bool:
+        return bool(answer.tool_calls if self._parsed == "tool calls" else answer.reasoning)
 
 
 def _parts(answer: Answer) -> tuple[object, ...]:

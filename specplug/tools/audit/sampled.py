@@ -169,7 +169,8 @@ class Sampled(Check):
             else:
                 found, size, distribution = _two_samples(counts, own.get((group, context), Counter()))
             totals[kind] = totals.get(kind, GStatistic()) + found
-            sizes.append((size, distribution))
+            if context:  # most engines draft nothing for the first token
+                sizes.append((size, distribution))
         return self._finding(totals, sizes, len(answers), exact=control.gives_logprobs)
 
     def _finding(

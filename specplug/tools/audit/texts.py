@@ -61,7 +61,10 @@ def is_near_tie(difference: Difference, control: ControlAnswers) -> bool:
 
 
 def noise(together: Sequence[Answer], alone: Sequence[Answer]) -> tuple[float, int]:
-    """Return the largest difference of a log-probability after equal texts, and the number of texts that differ."""
+    """Return the largest difference of a log-probability after equal texts, and the number of texts that differ.
+
+    The difference is of one token in both, or where texts part of the two tokens that they go on with.
+    """
     largest = 0.0
     differing = 0
     for first, second in zip(together, alone, strict=True):
@@ -70,6 +73,8 @@ def noise(together: Sequence[Answer], alone: Sequence[Answer]) -> tuple[float, i
         for one, other, tops, other_tops in tokens:
             largest = max(largest, largest_gap(tops, other_tops))
             if one != other:
+                if one in tops and other in tops:
+                    largest = max(largest, abs(tops[one] - tops[other]))
                 break
     return largest, differing
 
@@ -118,8 +123,7 @@ class Greedy(Check):
         for number, answer in enumerate(reversed(answers)):
             whole = control.greedy[number]
             most = _length(material, number)
-            shortened = Answer(token_ids=whole.token_ids[:most], top_logprobs=whole.top_logprobs[:most])
-            pairs.append((shortened, answer))
+            pairs.append((_begin(whole, most), answer))
         found = [first_difference(number, *pair) for number, pair in enumerate(pairs)]
         differences = [one for one in found if one is not None]
         ties = [_described(one, len(material.prompts)) for one in differences if is_near_tie(one, control)]
@@ -184,13 +188,18 @@ class Stops(Check):
     def judge(
         self, material: Material, answers: Sequence[Answer], expected: Sequence[Answer], control: ControlAnswers
     ) -> Finding:
-        """Compare texts and reasons to finish; prompts whose greedy answers differ by a near tie are left out."""
+        """Compare texts and reasons to finish.
+
+        Prompts whose greedy answers, or answers of this round before the stop, differ by a near tie are left out.
+        """
         differences = []
         compared = 0
         stopped = 0
         for number, (found, wanted) in enumerate(zip(answers, expected, strict=True)):
-            greedy = first_difference(number, control.greedy[number], material.greedy[number])
-            if greedy is not None and is_near_tie(greedy, control):
+            whole = control.greedy[number]
+            others = material.greedy[number], found, wanted
+            parted = [first_difference(number, _begin(whole, len(one.token_ids)), one) for one in others]
+            if any(one is not None and is_near_tie(one, control) for one in parted):
                 continue
             compared += 1
             stopped += wanted.finish_reason == "stop"
@@ -199,7 +208,16 @@ class Stops(Check):
                 end, own = (f"{one.text[-20:]!r} ({one.finish_reason})" for one in (wanted, found))
                 differences.append(f"prompt {number}, stop {stop!r}: expected {end}, found {own}")
         summary = f"{compared - len(differences)} of {compared} outputs end as the control's, {stopped} of them stopped"
+        left = len(answers) - compared
+        p = surprise_probability(left, len(answers), control.self_differences, len(control.greedy))
+        if p < SURPRISING:
+            differences.append(f"near ties are too frequent for rounding: p = {p:.2g}")
         return report_finding(self.name, differences, summary, proves=stopped > 0, outputs=compared, stopped=stopped)
+
+
+def _begin(answer: Answer, most: int) -> Answer:
+    """Return the first tokens of an answer."""
+    return Answer(token_ids=answer.token_ids[:most], top_logprobs=answer.top_logprobs[:most])
 
 
 def stop_within(text: str) -> str:

@@ -96,6 +96,8 @@ def test_noise_is_measured_until_texts_part():
     far = answer((9,), gap=9.0)
     assert noise([one], [far])[0] == 8.0  # at the first token both saw the same text
     assert noise([one], [one]) == (0.0, 0)
+    both = [answer((token,), top_logprobs=({3: -0.5, 4: -0.5625},)) for token in (3, 4)]
+    assert noise(both[:1], both[1:]) == (0.0625, 1), "rounding decided between tokens so far apart"
 
 
 @pytest.mark.parametrize(
@@ -132,6 +134,17 @@ def test_stops_compare_text_and_reason():
     assert judge(material(SAME), SAME, SAME, EXACT).status is CheckOutcome.UNPROVEN
     late = [replace(stopped[0], text="later"), *stopped[1:]]
     assert judge(material(SAME), late, stopped, EXACT).status is CheckOutcome.FAILED
+
+
+def test_a_near_tie_before_a_stop_is_rounding_in_that_round_too():
+    stopped = [answer(finish_reason="stop")] * len(PROMPTS)
+    control = ControlAnswers(tuple([answer(gap=1e-5)] * len(PROMPTS)))
+    other = answer((3, 99, 5, 6, 7, 8), finish_reason="length")
+    judge = Stops().judge
+    assert judge(material(SAME), [other, *stopped[1:]], stopped, control).status is CheckOutcome.PASSED
+    assert judge(material(SAME), [other, *stopped[1:]], stopped, EXACT).status is CheckOutcome.FAILED
+    found = judge(material(SAME), [*[other] * 5, stopped[0]], stopped, control)
+    assert "too frequent for rounding" in found.examples[0]
 
 
 def seeded(found: Sequence[Answer], again: Sequence[Answer] | None = None) -> Finding:
@@ -178,6 +191,15 @@ def structured(text: str) -> Answer:
 
 
 VALID = '{"kind": "class", "line": 3, "ok": true}'
+
+
+def test_all_outputs_under_a_schema_that_differ_are_no_rounding():
+    right = [structured(text) for text in [VALID, '"read 12 lines of main"', '["red", "blue"]'] * 2]
+    others = ['{"kind": "module", "line": 77, "ok": false}', '"write 99 characters of notes"', '["green", "red"]']
+    found = Structured().judge(
+        material(SAME), [structured(text) for text in others * 2], right, replace(EXACT, self_differences=1)
+    )
+    assert "too frequent for rounding" in found.examples[0]
 
 
 def test_structured_output_is_validated_where_the_controls_is_valid():
@@ -228,6 +250,10 @@ def test_in_half_precision_only_malformed_calls_fail(tools):
     assert tools.judge(material(SAME), other, right * 2, noisy).status is CheckOutcome.PASSED
     unknown = [chat('{"city": "Rome", "unit": "C"}')] * 12
     assert tools.judge(material(SAME), unknown, right * 2, noisy).status is CheckOutcome.FAILED
+    lost = Answer(text='{"name": "weather"}', finish_reason="stop")  # by the parser
+    found = tools.judge(material(SAME), [lost] * 12, right * 2, noisy)
+    assert (found.status, found.examples[0][:22]) == (CheckOutcome.FAILED, "12 chats have no tool ")
+    assert tools.judge(material(SAME), [lost, *right[1:]], right * 2, noisy).status is CheckOutcome.PASSED
 
 
 def test_a_control_without_calls_shows_nothing(tools):
