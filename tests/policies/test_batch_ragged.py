@@ -12,7 +12,7 @@ from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.plan import HostStats, StepReport
 from specplug.types.step import StepCost, StepPlan
 from specplug_batch.options import BatchOptions
-from specplug_batch.pace import DECIDE_EVERY, TRIAL_STEPS
+from specplug_batch.pace import DECIDE_EVERY, PLAIN_STEPS, TRIAL_STEPS
 from specplug_batch.ragged import RaggedPlanner
 
 LONGEST = 7
@@ -213,6 +213,16 @@ def test_padding_that_an_engine_runs_besides_counts():
         built.observe(StepReport(step, LONGEST, 4, 4, 4, 2, cost))
         plan = plan_for(built, 4, step + 1)
     assert cost_of(plan, 4) > 1.6 * exact
+
+
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_a_rest_is_short_while_costs_are_only_assumed(is_timed, monkeypatch):
+    built = planner(rising) if is_timed else RaggedPlanner(PluginContext(EngineCaps(LONGEST, ragged=Ragged.NATIVE)))
+    monkeypatch.setattr(built._drafting, "plan_rest", lambda requests, cost: 1649)
+    monkeypatch.setattr(built._costs, "knows", lambda drafts: True)
+    for _ in range(2 * TRIAL_STEPS):
+        built._trials.take_length(4, (LONGEST, 0))  # it has tried them
+    assert plan_for(built, 4).num_steps == (1649 if is_timed else PLAIN_STEPS)
 
 
 def share_drafted(built, batches, accepted, steps, first=0):
