@@ -193,7 +193,7 @@ class DeviceSteps:
         step.is_reported = is_reported and step.has_drafted
         step.has_record = has_record and step.has_drafted
         step.draft = self._view(size, step.plan.draft_length)
-        if step.draft.drawn is not None:
+        if step.draft.drawn is not None and rows.has_grammar:
             step.draft.as_one_hot(rows.grammar)  # the engine cuts these rows depending on their tokens
 
     def _describe(self, rows: Rows, texts: Tensor) -> None:

@@ -136,6 +136,11 @@ class Rows:
         return None if all(request.options.cap is None for request in self.requests) else self.caps
 
     @cached_property
+    def has_grammar(self) -> bool:
+        """Whether any request has a grammar."""
+        return any(request.grammar for request in self.requests)
+
+    @cached_property
     def grammar(self) -> Tensor:
         """[B] bool, whether each request has a grammar."""
         return self._facts[:, GRAMMAR].bool()
