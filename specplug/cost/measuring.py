@@ -28,8 +28,11 @@ BUSY = 0.2
 """Relative difference of the repeats of a size, in the median, from which on something else keeps the machine busy."""
 
 
+_DOUBT = 0.1
+"""Relative excess of a size over a larger one from which on it is timed again."""
+
 _STALL = 9.0
-"""The same of a size and a larger one, which no kernel explains, be it in a graph or not."""
+"""The same that no kernel explains, be it in a graph or not."""
 
 
 class StepLimits(NamedTuple):
@@ -143,7 +146,7 @@ def measure(
     doubted: set[StepSize] = set()
     for size in sizes:
         take(size)
-        slower = {each for each in costs if size in costs and _contradict(costs[each], costs[size], BUSY)}
+        slower = {each for each in costs if size in costs and _contradict(costs[each], costs[size], _DOUBT)}
         for smaller in sorted(slower - doubted):
             take(smaller)
         doubted |= slower
@@ -155,7 +158,7 @@ def measure(
 
 
 def _contradict(smaller: StepCost, larger: StepCost, excess: float) -> bool:
-    """Return whether a step took longer than one of more tokens and no fewer requests, by more than this share."""
+    """Return whether a step took longer than one of more tokens and no fewer requests, by more than `excess` of it."""
     is_smaller = smaller.tokens < larger.tokens and smaller.requests <= larger.requests
     return is_smaller and smaller.seconds > larger.seconds * (1 + excess)
 
