@@ -27,7 +27,6 @@ counts, so that the limit reaches more sizes."""
 BUSY = 0.2
 """Relative difference of the repeats of a size, in the median, from which on something else keeps the machine busy."""
 
-
 _DOUBT = 0.1
 """Relative excess of a size over a larger one from which on it is timed again."""
 

@@ -62,7 +62,8 @@ def test_the_end_of_a_text_that_is_not_in_the_batch_is_not_learnt():
     proposer._runner = SimpleNamespace(input_batch=SimpleNamespace(token_ids_cpu=table, req_id_to_index={"other": 1}))
     rows, row = proposer.text_of("other")
     assert rows[row].tolist() == [4, 5, 6, 7]
-    learnt, finished = [], []
+    learnt = []
+    finished = []
     drafting = SimpleNamespace(
         ingest_end=lambda *given: learnt.append(given[0]),
         allocator=SimpleNamespace(finish=lambda name, **_: finished.append(name)),

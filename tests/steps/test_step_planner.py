@@ -115,7 +115,8 @@ def test_the_planner_plans_and_observes_the_first_step_of_each_plan_while_drafts
     planned, reported = [], []
     until, made_for, held_for = 0, 0, None  # the step up to which a plan holds, and for what
     held_with_drafts = 0
-    wants_report, next_report = False, 0  # many plans without drafts in a row are not all reported
+    wants_report = False
+    next_report = 0  # many plans without drafts in a row are not all reported
     for step in range(200):
         has_ended = go_on(draw, step, running, step_planner)
         if step == 0 or not is_constant:

@@ -151,10 +151,10 @@ class PlannedWorker:
 
     @property
     def limits(self) -> Tensor | None:
-        """[B], most draft tokens of each request of the newest plan; None if none is limited."""
+        """[B], most draft tokens of each request by the newest plan and its own cap; None if none is limited."""
         rows = self.drafting.rows
-        planned = rows.caps_of(self.drafting.step_planner.plan)  # with the requests' own, if there are any
-        return rows.limits if planned is None else planned
+        planner = self.drafting.step_planner
+        return rows.caps_of(planner.plan) if planner.policy_caps() else rows.limits  # which stay on the device
 
     def draft_lengths(self, accept_lens: Tensor) -> Tensor | None:
         """Return the lengths [B] of the newest step's drafts, as far as they may be accepted; None without drafts."""

@@ -228,7 +228,7 @@ class SpeculativeWorker(BaseSpecWorker):
         if on_publish is not None:
             on_publish(accepted.new_seq_lens)
         batch.forward_mode = ForwardMode.DECODE
-        return replace(  # what else the target returns, such as experts that a client asked for, is kept
+        return replace(  # what else the target returns, such as the experts that a client requested, is kept
             result,
             logits_output=logits,
             next_token_ids=accepted.emitted,

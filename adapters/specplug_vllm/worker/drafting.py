@@ -218,13 +218,14 @@ class Drafting:
         trimmed = self.stage.trim(batch, draft, self.plan)
         return trimmed.as_one_hot(batch.grammar)  # the scheduler cuts these rows depending on their tokens
 
-    def selected(self, rows: Rows) -> Tensor:
+    def selected(self, rows: Rows) -> Tensor | None:
         """Return [B] bool: rows whose newest draft tokens the policy, or later the scheduler, selects by their values.
 
-        These are verified as if they were certain, see `Draft.as_one_hot`.
+        These are verified as if they were certain, see `Draft.as_one_hot`.  None if there are no such rows.
         """
-        is_cut = self.stage.needs_trim(len(rows.names), self.plan.draft_length, self.plan)
-        return torch.ones_like(rows.grammar) if is_cut else rows.grammar
+        if self.stage.needs_trim(len(rows.names), self.plan.draft_length, self.plan):
+            return torch.ones_like(rows.grammar)
+        return rows.grammar if rows.has_grammar else None
 
     @torch.inference_mode()
     def ingest_end(self, name: str, table: Tensor, row: int, visible: int) -> None:

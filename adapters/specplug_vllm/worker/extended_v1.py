@@ -89,7 +89,8 @@ class ExtendedProposer(V1Proposer):
             own = (draft.source == len(draft.sources) - 1).sum(1)
             self._unused = 0 if own.any() else self._unused + 1
             assert self.drafting is not None
-            self._from_engine = own.masked_fill(self.drafting.selected(rows), 0).tolist()
+            selected = self.drafting.selected(rows)
+            self._from_engine = (own if selected is None else own.masked_fill(selected, 0)).tolist()
         return draft
 
     def _lift_limit(self, runner: Any) -> None:

@@ -66,9 +66,10 @@ class ExtendedSpeculator(Speculator):
         if self._engine_logits is not None and not self._is_idle:
             temperature = args[8]
             from_engine = self._from_engine[: ids.shape[0]]
-            if self.drafting is not None and self._rows is not None and self._rows.names:
-                own = from_engine[self._rows.order]
-                from_engine[self._rows.order] = own.masked_fill(self.drafting.selected(self._rows), 0)
+            rows = self._rows
+            selected = None if self.drafting is None or rows is None else self.drafting.selected(rows)
+            if rows is not None and selected is not None:
+                from_engine[rows.order] = from_engine[rows.order].masked_fill(selected, 0)
             write_one_hot(self._engine_logits, input_batch.idx_mapping, ids, from_engine, temperature)
         return ids
 

@@ -24,8 +24,8 @@ PARTED = (
     "precision two tokens that are about as likely may change places with the shape of a batch; no quality is lost."
 )
 OTHERS = (
-    "Other clients were served while {} of the prompts were: tokens per step and accepted are those of the others, and "
-    "that of older memory is not known for them."
+    "Other clients were served during {} of the prompts: tokens per step and acceptance leave these prompts out, and "
+    "whether older memory answered them is not known."
 )
 UNLIKE = "Most texts differ: before the speeds, compare the models, dtypes, chat templates and flags of both sides."
 FROM_MEMORY = (

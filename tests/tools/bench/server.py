@@ -46,7 +46,7 @@ class FakeServer(LocalServer):
         remembered: prompts whose answers come from older memory if they are drafted.
         ceiling: most draft tokens that the operator allows.
         operator_key: asked of the operator's routes.
-        api_key: asked of them as well, in `Authorization`, as by SGLang; the operator's is then in its own header.
+        api_key: required of them as well, in `Authorization`, as by SGLang; the operator's is then in its own header.
         template: the chat template, around the text of the last message; None if the model has none.
         together: a barrier that timed requests wait at, if there is one.
     """

@@ -186,7 +186,7 @@ def test_where_other_clients_are_served_counters_say_nothing_of_the_answers(serv
     first = found["runs"][0]["rows"][0]
     assert (first["prompts"], first["ratio"]["value"]) == (24, pytest.approx(2.0))
     assert first["tested"]["tokens_per_step"] == 4.0, "of the time in which nobody else was served"
-    assert "Other clients were served while 12 of the prompts were" in " ".join(shown.stdout.split())
+    assert "Other clients were served during 12 of the prompts" in " ".join(shown.stdout.split())
 
 
 def test_kinds_that_cancel_out_are_named(server, prompts, tmp_path):
