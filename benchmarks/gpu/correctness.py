@@ -60,7 +60,7 @@ def trims(device: torch.device, cases: int, random: Random) -> Found:
         case = random_case(random, trees=False, most=random.choice([7, 15, 40]))
         there = Draft.allocate(*case.draft.token_ids.shape, device=device)
         there.copy_(case.draft)
-        found = trimmer.trim(there, TrimLimits.build(case.budget, case.decoding.to(device), case.costs))
+        found = trimmer.trim(there, TrimLimits.build(case.budget, case.costs, device=device))
         here = Draft.allocate(*case.draft.token_ids.shape)
         here.copy_(found)
         if bits(here) != bits(trimmer.trim(case.draft, case.limits)):

@@ -174,7 +174,7 @@ class DraftStage:
         """
         budget = plan.budget_of(draft.batch_size * draft.draft_length)
         cut = list[Draft]()
-        limits = TrimLimits.build(budget, batch.sampled, plan.costs)
+        limits = TrimLimits.build(budget, plan.costs, device=draft.device)
 
         def trim() -> None:
             trimmed = self._trimmer.trim(draft.view(draft.batch_size, draft.draft_length), limits)

@@ -108,7 +108,7 @@ class SurvivalTrimmer(Trimmer):
         """Compile the kernel of the context's device, if it is a GPU."""
         if context is not None and context.device.type == "cuda" and (kernels := _kernels_for(context.device)):
             draft = Draft.allocate(0, 1, device=context.device)
-            kernels.trim(draft, TrimLimits.build(0, draft.lengths > 0))
+            kernels.trim(draft, TrimLimits.build(0, device=draft.device))
 
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
         """Return `draft` cut to the tokens to verify.  Those of level 0 are only kept where a curve falls.

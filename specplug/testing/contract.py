@@ -128,7 +128,28 @@ class ProposerContract(ProposerHarness):
                 used.leave(name, end)
                 if end is not None:
                     used.start("in its place", self.texts[0])
-                self.compare_with_fresh(used, text, kind, f"when {kind.value} in a slot used before")
+                self.compare_with_fresh(used, text, f"when {kind.value} in a slot used before", kind)
+
+    @pytest.mark.parametrize("other", [Lifecycle.STARTED, Lifecycle.FINISHED, Lifecycle.ABORTED])
+    def test_keeps_clients_apart(self, other: Lifecycle) -> None:
+        """A request gets the drafts of a fresh proposer, whatever those with other isolation keys hold or held."""
+        for text in self.texts:
+            with self.driver() as used:
+                used.start("old", text)
+                used.step(self.draft_length)
+                if other is not Lifecycle.STARTED:
+                    used.leave("old", other)
+                self.compare_with_fresh(used, text, f"beside another client's request that has {other.value}")
+
+    def test_remembers_only_what_clients_saw(self) -> None:
+        """Nothing is remembered of a request that ended with an unknown `visible`."""
+        client = {"isolation_key": "client"}
+        for text in self.texts:
+            with self.driver() as used:
+                used.start("old", text, **client)
+                used.step(self.draft_length)
+                used.leave("old", visible=None)
+                self.compare_with_fresh(used, text, "after a request whose client may have seen nothing", **client)
 
     @pytest.mark.parametrize("rank", [0, 1])
     def test_drafts_alike_on_all_ranks(self, rank: int) -> None:

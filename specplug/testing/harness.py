@@ -115,13 +115,18 @@ class ProposerHarness:
                 where = f"{when}, for {name!r} at step {number}"
                 assert _alike(row, other[name]), f"{self.who} drafts differently {where}: {other[name]} for {row}"
 
-    def compare_with_fresh(self, used: Driver, text: Sequence[int], kind: Lifecycle, when: str) -> None:
-        """Assert that for a part of `text`, seen before, `used` drafts the same as a fresh proposer."""
+    def compare_with_fresh(
+        self, used: Driver, text: Sequence[int], when: str, kind: Lifecycle = Lifecycle.STARTED, **fields: Any
+    ) -> None:
+        """Assert that for a part of `text`, seen before, `used` drafts the same as a fresh proposer.
+
+        The request begins with an event of `kind`; `fields` are further ones of `Request`.
+        """
         begin = len(text) // 4
         found = []
         with self.driver() as fresh:
             for driver, how in ((fresh, Lifecycle.STARTED), (used, kind)):
-                driver.start("new", text[begin : begin + 4], kind=how)
+                driver.start("new", text[begin : begin + 4], kind=how, **fields)
                 drafts = [driver.step(self.draft_length, order=["new"]).by_request()]
                 driver.extend("new", text[begin + 4 : begin + 7])
                 found.append([*drafts, driver.step(self.draft_length, order=["new"]).by_request()])

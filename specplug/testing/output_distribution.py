@@ -6,16 +6,16 @@ that uses a number for the wrong purpose is integrated exactly, too.  The verifi
 cell, with all cells as rows of one batch, and each result is weighted by its cell's volume.  There is no sampling
 error: a lossless verifier's distribution equals the target's up to rounding.
 
-The thresholds are those of the case's own target and draft distributions.  A verifier that uses another distribution
-has other thresholds, which the cells miss, and could even pass.  To detect such a mistake reliably, name that
-distribution in `Case.judged_by`.
+The thresholds are those of the case's own draft distribution and of its target, with all its filters and with each of
+them left out.  A verifier that uses another distribution has other thresholds, which the cells miss, and could even
+pass.  To detect such a mistake reliably, name that distribution in `Case.judged_by`.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -76,6 +76,11 @@ class Knobs:
             top_p=torch.full((count,), self.top_p, dtype=torch.float64),
             min_p=torch.full((count,), self.min_p, dtype=torch.float64),
         )
+
+    def with_a_filter_off(self) -> list[Knobs]:
+        """Return the parameters that a verifier would use that ignores top-k, top-p or min-p, for each that is on."""
+        others = [replace(self, top_k=0), replace(self, top_p=1.0), replace(self, min_p=0.0)]
+        return [other for other in others if other != self]
 
     def distribution(self, logits: Tensor) -> Tensor:
         """Return the distributions [P, V] float64 at the positions of `logits` [P, V]."""
@@ -220,11 +225,13 @@ def _cells(case: Case, chain: Chain) -> tuple[Tensor, Tensor]:
 
 def _thresholds(case: Case, chain: Chain) -> list[float]:
     """Return all values in (0, 1), ascending, that a verifier of `chain` may compare a number with."""
-    p = case.knobs.distribution(_logits(case, chain))
+    logits = _logits(case, chain)
+    targets = [knobs.distribution(logits) for knobs in (case.knobs, *case.knobs.with_a_filter_off())]
     padding = tuple(max(token, 0) for token in case.padding)
     true_distribution = torch.cat([_draft_distribution(case, chain), _one_hot(padding, case.target.vocab)])
-    found = [p.cumsum(-1)]
-    for q in (true_distribution, *(mistake(true_distribution) for mistake in case.judged_by)):
+    drafts = [true_distribution, *(mistake(true_distribution) for mistake in case.judged_by)]
+    found = [p.cumsum(-1) for p in targets]
+    for p, q in itertools.product(targets, drafts):
         residual = (p[:-1] - q).clamp(min=0)
         residual = residual / residual.sum(-1, keepdim=True).clamp(min=1e-300)
         kept = (p[place, token] / q[place, token] for place, token in enumerate(chain + padding))

@@ -9,6 +9,7 @@ in `specplug.testing.policy_harness` documents the attributes to override and th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import partial
 
@@ -47,7 +48,7 @@ class PolicyContract(PolicyHarness):
             assert one == other, f"{self.who}: two instances plan differently on {name}; found {other}, expected {one}"
 
     def test_does_not_wait(self) -> None:
-        """After its first call, `plan` neither sleeps nor opens files or connections nor starts processes."""
+        """After its first call, `plan` neither waits nor opens files or connections nor starts processes."""
         for caps in self.engines.values():
             planner = self.planner(caps)
             planner.plan(stats_of(0))
@@ -80,10 +81,16 @@ class PolicyContract(PolicyHarness):
 
     @pytest.mark.parametrize("trees", [False, True])
     def test_keeps_a_part_within_the_budget(self, trees: bool) -> None:
-        """Kept tokens are drafted ones, in their order and unchanged, as is `base_len`; all tokens before them stay."""
-        for budget in self.budgets:
-            draft = self.draft(trees=trees)
-            trimmed = self.trim_draft(draft, budget)
+        """Kept tokens are drafted ones, in their order and unchanged, as is `base_len`; all tokens before them stay.
+
+        One trim half trims drafts of any number of rows in turn.
+        """
+        trimmer = self.trimmer()
+        draft = self.draft(trees=trees)
+        fewer = map_tensors(draft, lambda tensor: tensor[1:])
+        more = map_tensors(draft, lambda tensor: torch.cat([tensor, tensor]))
+        for budget, draft in itertools.product(self.budgets, (draft, fewer, more)):  # noqa: B020
+            trimmed = self.trim_draft(draft, budget, trimmer=trimmer)
             count = int(trimmed.lengths.sum())
             assert count <= budget, f"{self.who}: kept {count} draft tokens; expected at most {budget}"
             found = f"base_len is {trimmed.base_len} after trim; expected {draft.base_len}"
@@ -131,7 +138,7 @@ class PolicyContract(PolicyHarness):
             expected = self.trim_draft(draft, budget).lengths.tolist()
             found = self.trim_draft(turned, budget).lengths.flip(0).tolist()
             assert found == expected, f"{self.who}: keeps {found} with the rows in another order; expected {expected}"
-            found = self.trim_draft(draft, budget, rank=1).lengths.tolist()
+            found = self.trim_draft(draft, budget, trimmer=self.trimmer(rank=1)).lengths.tolist()
             assert found == expected, f"{self.who}: another instance, of rank 1, keeps {found}; expected {expected}"
 
     @pytest.mark.parametrize("shape", [(0, 4), (3, 0)])

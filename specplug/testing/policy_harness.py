@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -131,15 +130,18 @@ class PolicyHarness:
         trimmer: Trimmer = self.spec.build_trimmer(self._context(caps, rank, device))
         return trimmer
 
-    def trim_draft(self, draft: Draft, budget: int, costs: Sequence[CostPoint] = (), *, rank: int = 0) -> Draft:
-        """Return a trimmed copy of `draft`, by a new trim half."""
-        trimmed = self.trimmer(rank=rank).trim(map_tensors(draft, Tensor.clone), self.limits(draft, budget, costs))
+    def trim_draft(
+        self, draft: Draft, budget: int, costs: Sequence[CostPoint] = (), *, trimmer: Trimmer | None = None
+    ) -> Draft:
+        """Return a trimmed copy of `draft`, by a new trim half by default."""
+        trimmer = trimmer or self.trimmer()
+        trimmed = trimmer.trim(map_tensors(draft, Tensor.clone), self.limits(draft, budget, costs))
         trimmed.validate()
         return trimmed
 
     def limits(self, draft: Draft, budget: int, costs: Sequence[CostPoint] = ()) -> TrimLimits:
-        """Return the limits of a step in which all rows decode."""
-        return TrimLimits.build(budget, torch.ones_like(draft.lengths, dtype=torch.bool), costs)
+        """Return the limits of a step, on the draft's device."""
+        return TrimLimits.build(budget, costs, device=draft.device)
 
     def empty_draft(
         self, batch_size: int, draft_length: int, *, trees: bool = False, device: torch.device | str = "cpu"
@@ -193,28 +195,45 @@ def list_nodes(draft: Draft) -> list[list[tuple[int, float, int, int]]]:
     return found
 
 
-_WAITS = ("open", "socket.connect", "subprocess.Popen", "os.system")
+_EVENTS = ("open", "socket.connect", "subprocess.Popen", "os.system")
+_FUNCTIONS: Mapping[object, str] = {
+    time.sleep: "time.sleep",
+    threading.Condition.wait.__code__: "threading.Condition.wait",  # events, queues and futures wait by it
+    threading.Thread.join.__code__: "threading.Thread.join",
+}
 _calls = threading.local()
+
+
+class _WaitingError(BaseException):
+    """Ends a call that may wait for ever."""
 
 
 @contextmanager
 def watch_for_waiting() -> Iterator[set[str]]:
-    """Collect the potentially blocking calls of this thread within the context, by the name of their audit event."""
+    """Collect the potentially blocking calls of this thread within the context, which ends with the first that waits.
+
+    Calls are named by their audit event or function.  A lock that is taken is none: it may be free.
+    """
     if not hasattr(_calls, "found"):
         sys.addaudithook(_note)  # permanent: Python cannot remove an audit hook
     _calls.found = set()
-    with patch("time.sleep", _sleep):
-        yield _calls.found
+    before = sys.getprofile()
+    sys.setprofile(_refuse_to_wait)
+    try:
+        with suppress(_WaitingError):
+            yield _calls.found
+    finally:
+        sys.setprofile(before)
 
 
-def _sleep(seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Note the call instead of sleeping; threads that are not watched sleep."""
-    if hasattr(_calls, "found"):
-        _calls.found.add("time.sleep")
-    else:
-        sleep(seconds)
+def _refuse_to_wait(frame: FrameType, event: str, argument: object) -> None:
+    called = frame.f_code if event == "call" else argument if event == "c_call" else None
+    name = _FUNCTIONS.get(called)
+    if name and frame.f_locals.get("timeout") != 0:
+        _calls.found.add(name)
+        raise _WaitingError
 
 
 def _note(event: str, _arguments: tuple[Any, ...]) -> None:
-    if event in _WAITS and hasattr(_calls, "found"):
+    if event in _EVENTS and hasattr(_calls, "found"):
         _calls.found.add(event)

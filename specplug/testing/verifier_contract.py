@@ -177,7 +177,14 @@ class VerifierContract:
 
     def cases(self) -> Iterator[tuple[str, Case]]:
         """Yield the cases to enumerate: fixed drafts, ragged drafts, and drafts from each declared distribution."""
-        knobs = {"plain": Knobs(), "greedy": Knobs(0.0), "all": Knobs(1.3, top_k=2, top_p=0.9, min_p=0.1)}
+        knobs = {
+            "plain": Knobs(),
+            "greedy": Knobs(0.0),
+            "top-k": Knobs(1.3, top_k=2),
+            "top-p": Knobs(1.3, top_p=0.9),
+            "min-p": Knobs(1.3, min_p=0.2),
+            "all": Knobs(2.0, top_k=2, top_p=0.78, min_p=0.1),  # top-p before top-k or the temperature keeps others
+        }
         case_of = partial(Case, TinyModel.random(3, 2, seed=0), judged_by=MISTAKEN_DISTRIBUTIONS)
         draft_model = TinyModel.random(3, 1, seed=1)
         for (name, how), drafted in itertools.product(knobs.items(), range(3)):

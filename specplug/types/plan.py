@@ -143,20 +143,20 @@ class TrimLimits:
 
     Attributes:
         token_budget: 0-d int64, the most draft tokens of the whole batch; at least 0.
-        decoding: [B] bool, rows that emit in the step.
         costs: [M + 1] int64, `StepPlan.costs` in `LEVELS` per token: entry n is the cost of n draft tokens, and the
             last one also that of more.
     """
 
     token_budget: Tensor
-    decoding: Tensor
     costs: Tensor
 
     @classmethod
-    def build(cls, token_budget: int, decoding: Tensor, costs: Sequence[CostPoint] = ()) -> TrimLimits:
-        """Move host values to the device of `decoding` [B] bool, without waiting for the device."""
-        budget = torch.full((), token_budget, dtype=torch.int64, device=decoding.device)
-        return cls(budget, decoding, _moved(tuple(costs), decoding.device))
+    def build(
+        cls, token_budget: int, costs: Sequence[CostPoint] = (), *, device: torch.device | str = "cpu"
+    ) -> TrimLimits:
+        """Move host values to a device, without waiting for it."""
+        budget = torch.full((), token_budget, dtype=torch.int64, device=device)
+        return cls(budget, _moved(tuple(costs), budget.device))
 
 
 @lru_cache(maxsize=64)

@@ -434,7 +434,7 @@ class Watching(SurvivalTrimmer):
         return True
 
     def trim(self, draft, limits):
-        self.log.append([*_shown(draft), limits.decoding.tolist(), limits.costs.tolist()])
+        self.log.append([*_shown(draft), limits.costs.tolist()])
         return super().trim(draft, limits)
 
     def observe(self, batch, draft, verdict):

@@ -85,7 +85,7 @@ def test_large_batches(batch_size, draft_length):
     draft.confidence[:] = torch.rand(batch_size, draft_length, generator=generator) ** 0.1
     costs = (CostPoint(40, 1.0), CostPoint(41, 3.0), CostPoint(1000, 300.0))
     for budget in (0, 1, 999, batch_size * draft_length):
-        limits = TrimLimits.build(budget, torch.ones(batch_size, dtype=torch.bool), costs)
+        limits = TrimLimits.build(budget, costs)
         assert bits(draft.keep(admitted(draft, limits))) == bits(SurvivalTrimmer().trim(draft, limits))
 
 

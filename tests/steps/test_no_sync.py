@@ -147,7 +147,7 @@ def test_no_operation_reads_back_or_copies_in(setup, monkeypatch):
     stage = stage_of(bigrams, caps, SurvivalTrimmer(), vocab_size=VOCAB, max_slots=SLOTS)
     before, after, most = batch_of(), batch_of(3), int32([4, 2, 4])
     outcome = Outcome(int32([4, 4, 0]), int32([2, 0, 0]), int32([3, 3, 3]))
-    TrimLimits.build(0, before.sampled, COSTS)  # costs that were moved before are not moved again
+    TrimLimits.build(0, COSTS)  # costs that were moved before are not moved again
     with Watch() as watch:
         draft, verdict = drive(stage, before, after, outcome, most)
     assert watch.found == []

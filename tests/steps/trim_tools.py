@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-import torch
-
 from specplug.types.paths import ROOT
 from specplug.types.plan import TrimLimits
 from specplug.types.step import CostPoint, Draft
@@ -21,22 +19,20 @@ class Case:
     draft: Draft
     budget: int
     costs: tuple[CostPoint, ...]
-    decoding: torch.Tensor
 
     @property
     def limits(self) -> TrimLimits:
         """Return the limits as tensors."""
-        return TrimLimits.build(self.budget, self.decoding, self.costs)
+        return TrimLimits.build(self.budget, self.costs)
 
 
 def random_case(random: Random, *, trees: bool, least: int = 0, most: int = 7) -> Case:
-    """Return a draft of `least` to `most` rows, in which ties are common, some rows empty and some not decoding."""
+    """Return a draft of `least` to `most` rows, in which ties are common, and some rows empty."""
     rows, draft_length = random.randint(least, most), random.randint(1, most)
     levels = [*EXTREMES, *(random.random() for _ in range(random.randint(1, 9)))]
     buffer = Draft.allocate(rows + 1, draft_length + 2, trees=trees, sources=("a", "b"))
-    decoding = [random.random() < 0.8 for _ in range(rows)]
     for row in range(rows):
-        count = random.randint(0, draft_length) if decoding[row] else 0
+        count = random.randint(0, draft_length) if random.random() < 0.8 else 0
         buffer.set_row(
             row,
             [random.randrange(1000) for _ in range(count)],
@@ -45,8 +41,7 @@ def random_case(random: Random, *, trees: bool, least: int = 0, most: int = 7) -
             parents=[random.randint(ROOT, place - 1) for place in range(count)] if trees else None,
         )
     budget = random.choice([0, random.randint(0, rows * draft_length), rows * draft_length])
-    decodes = torch.tensor(decoding, dtype=torch.bool)
-    return Case(buffer.view(rows, draft_length), budget, random_costs(random, rows * draft_length), decodes)
+    return Case(buffer.view(rows, draft_length), budget, random_costs(random, rows * draft_length))
 
 
 def each_costs(cost: float) -> tuple[CostPoint, ...]:

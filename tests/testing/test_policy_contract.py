@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
+from time import sleep
 from typing import Any
 
 import pytest
@@ -145,6 +147,17 @@ class CostsBackwards(Trims):
         return draft.keep((levels >= price) & (levels >= 3700 - price))
 
 
+class KeepsItsBuffer(Trims):
+    """Keeps a mask of as many rows as its first draft has."""
+
+    mask: torch.Tensor | None = None
+
+    def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
+        if self.mask is None:
+            self.mask = torch.ones_like(draft.mask())
+        return super().trim(draft.keep(self.mask), limits)
+
+
 class FirstRowsFirst(Trims):
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
         order = draft.mask().int().flatten().cumsum(0).view(draft.batch_size, draft.draft_length)
@@ -199,6 +212,11 @@ PLANTED: dict[str, tuple[type[Any], str, tuple[Any, ...], str]] = {
         *(PLAN, (None,), "draft length 4 for 32 requests"),
     ),
     "sleeps": (lengths(lambda *_: time.sleep(0) or 0), "test_does_not_wait", (), "time.sleep"),
+    "sleeps by another name": (lengths(lambda *_: sleep(0) or 0), "test_does_not_wait", (), "time.sleep"),
+    "waits for an event": (
+        lengths(lambda _, stats: int(bool(stats.requests) and Event().wait())),
+        *("test_does_not_wait", (), "Condition.wait"),
+    ),
     "reads a file": (lengths(lambda *_: 0 * len(Path(__file__).read_bytes())), "test_does_not_wait", (), "open"),
     "draws lots": (
         lengths(lambda self, _: self.context.caps.fit_draft_length(next(count) % 5)),
@@ -231,6 +249,7 @@ PLANTED: dict[str, tuple[type[Any], str, tuple[Any, ...], str]] = {
         *(PART, (False,), "expected tokens, confidences, sources"),
     ),
     "other contexts": (before(lambda draft: [draft.base_len.add_(1)]), PART, (False,), "base_len is .*expected"),
+    "keeps its buffer": (KeepsItsBuffer, PART, (False,), "shape|size"),
     "keeps nothing": (
         instead(Trims, trim=lambda _, draft, limits: draft.keep(torch.zeros_like(draft.mask()))),
         *("test_keeps_tokens_that_cost_nothing", (True,), "kept no draft tokens"),
@@ -315,9 +334,18 @@ def test_a_planted_mistake_is_found(mistake: str) -> None:
 
 
 def test_a_planner_may_have_a_thread_that_sleeps() -> None:
-    with watch_for_waiting() as found, ThreadPoolExecutor(1) as executor:
-        executor.submit(time.sleep, 0).result()
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(int).result()
+        with watch_for_waiting() as found:
+            asleep = executor.submit(time.sleep, 0)
+        asleep.result()
     assert not found
+
+
+def test_a_planner_that_catches_everything_does_not_hide_that_it_waits() -> None:
+    with watch_for_waiting() as found, contextlib.suppress(BaseException):
+        Thread(target=int).join()
+    assert found == {"threading.Thread.join"}
 
 
 def test_every_clause_has_a_planted_policy_and_a_docstring() -> None:

@@ -22,7 +22,7 @@ from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
 from specplug.testing.wrappers import StagedProposer
 from specplug.types.caps import Distribution, ProposerCaps
-from specplug.types.request import Lifecycle
+from specplug.types.request import Event, Lifecycle, RequestEvent
 from specplug.types.step import Draft, EngineBatch, Verdict
 from tests.testing.clauses import clauses, code_block
 
@@ -233,6 +233,31 @@ class IngestsWhenItDrafts(Lookup):
         super().propose(batch, limits, draft)
 
 
+class ReadsOthers(Lookup):
+    """Drafts from the texts of all clients where a request's own has nothing."""
+
+    def look_up(self, text: list[int], limit: int) -> list[int]:
+        return super().look_up(text, limit) or super().look_up([*self.others(), text[-1]], limit)
+
+    def others(self) -> list[int]:
+        return [*itertools.chain(*reversed(self.history.values()))]
+
+
+class Remembers(ReadsOthers):
+    """Drafts from the texts of all requests that have ended, whoever sent them and whatever was seen."""
+
+    def __init__(self, context: PluginContext) -> None:
+        super().__init__(context)
+        self.ended: list[int] = []
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, RequestEvent) and event.kind in (Lifecycle.FINISHED, Lifecycle.ABORTED):
+            self.ended += self.history.get((event.slot, event.generation), [])
+
+    def others(self) -> list[int]:
+        return self.ended
+
+
 class BoundToItsThread(Lookup):
     def __init__(self, context: PluginContext) -> None:
         super().__init__(context)
@@ -251,6 +276,7 @@ FORM = "test_drafts_are_well_formed"
 READS = "test_changes_nothing_that_it_reads"
 MEMORY = "test_does_not_read_undefined_memory"
 SLOT = "test_forgets_a_slot_with_its_generation"
+APART = "test_keeps_clients_apart"
 RANKS = "test_drafts_alike_on_all_ranks"
 PIPELINE = "test_works_through_the_pipeline"
 
@@ -345,6 +371,13 @@ PLANTED: dict[str, tuple[type[Proposer], ProposerCaps, str, Any, str]] = {
     ),
     "keyed by request, resumed": (by_request, LEARNS, SLOT, Lifecycle.RESUMED, "when resumed"),
     "keyed by request, updated": (by_request, LEARNS, SLOT, Lifecycle.UPDATED, "when updated"),
+    "reads others": (ReadsOthers, LEARNS, APART, Lifecycle.STARTED, "another client's request that has started"),
+    "remembers all who finished": (Remembers, LEARNS, APART, Lifecycle.FINISHED, "request that has finished"),
+    "remembers all who left": (Remembers, LEARNS, APART, Lifecycle.ABORTED, "request that has aborted"),
+    "remembers what nobody saw": (
+        Remembers,
+        *(LEARNS, "test_remembers_only_what_clients_saw", None, "may have seen nothing"),
+    ),
     "depends on the rank": (
         instead(look_up=lambda self, text, limit: Lookup.look_up(self, text, limit)[self.context.rank :]),
         *(LEARNS, RANKS, 1, "of rank 1"),

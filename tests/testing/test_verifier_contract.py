@@ -11,7 +11,7 @@ from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import VerifierSpec
 from specplug.testing import VerifierContract
 from specplug.types.caps import Distribution, VerifierCaps
-from specplug.types.verification import TargetLogits, Uniforms
+from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
 from specplug.verify.reference import ReferenceVerifier
 from tests.mutants import LOSSY_MUTANTS, AcceptsAlways, DroppedMask, LenientThreshold
 from tests.testing.clauses import clauses
@@ -102,6 +102,31 @@ def whole(draft, target, sampling, uniforms):
     return draft, target, sampling, uniforms
 
 
+def without(**filters: None) -> type[ReferenceVerifier]:
+    """Return a verifier that ignores a filter."""
+    return given(lambda draft, target, sampling, numbers: (draft, target, replace(sampling, **filters), numbers))
+
+
+class TopPFirst(ReferenceVerifier):
+    """Applies top-p before top-k."""
+
+    def _target_distribution(self, target, sampling, *sizes):
+        first = super()._target_distribution(target, replace(sampling, top_k=None, min_p=None), *sizes)
+        rest = replace(sampling, temperature=torch.ones_like(sampling.temperature), top_p=None)
+        return super()._target_distribution(TargetLogits.dense(first.log()), rest, *sizes)
+
+
+class TemperatureLast(ReferenceVerifier):
+    """Applies the filters before the temperature."""
+
+    def _target_distribution(self, target, sampling, *sizes):
+        plain = replace(sampling, temperature=torch.ones_like(sampling.temperature))
+        first = super()._target_distribution(target, plain, *sizes)
+        return super()._target_distribution(
+            TargetLogits.dense(first.log()), SamplingBatch(sampling.temperature), *sizes
+        )
+
+
 ENGINES, PREFIX, SAME = (
     "test_returns_what_engines_expect",
     "test_accepts_a_prefix_of_the_draft",
@@ -146,7 +171,12 @@ PLANTED = {
     ),
     "drawn by row": (DrawnByRow, DISTRIBUTION, "off by .* for the first of two tokens"),
     "the first residual": (FirstResidual, DISTRIBUTION, "off by .* for two tokens"),
-    "all of the target": (given(whole), DISTRIBUTION, "off by .* with draft_.*, all"),
+    "all of the target": (given(whole), DISTRIBUTION, "off by .* with draft_.*, top-k"),
+    "no top-k": (without(top_k=None), DISTRIBUTION, "off by .*, top-k"),
+    "no top-p": (without(top_p=None), DISTRIBUTION, "off by .*, top-p"),
+    "no min-p": (without(min_p=None), DISTRIBUTION, "off by .*, min-p"),
+    "top-p before top-k": (TopPFirst, DISTRIBUTION, "off by .*, all"),
+    "the temperature last": (TemperatureLast, DISTRIBUTION, "off by .* with"),
     **{name: (mutant, DISTRIBUTION, "are off by") for name, mutant in LOSSY_MUTANTS.items()},
 }
 

@@ -131,7 +131,7 @@ class TestSurvival:
         given.matches = np.zeros(2, np.uint8)
         draft = self.draft([3, 0])
         draft.set_row(1, [0, 0], 0.5)
-        kept = SurvivalTrim(counts).trim(draft, TrimLimits.build(4, torch.ones(2, dtype=torch.bool)))
+        kept = SurvivalTrim(counts).trim(draft, TrimLimits.build(4))
         assert kept.lengths.tolist() == [3, 1]
 
     def test_a_gate_drafts_equally_long_below_its_knee_only(self):

@@ -54,7 +54,7 @@ def test_the_trimmer_uses_the_kernel_for_chains_alone(kernels, monkeypatch):
     used = []
     monkeypatch.setattr(kernels, "trim", lambda draft, limits: used.append(draft) or draft)
     for rows, draft_length, trees in ((2, 3, False), (2, 3, True), (1025, 3, False), (2, 1025, False)):
-        limits = TrimLimits.build(1, torch.ones(rows, dtype=torch.bool))
+        limits = TrimLimits.build(1)
         SurvivalTrimmer().trim(Draft.allocate(rows, draft_length, trees=trees), limits)
     assert [tuple(draft.token_ids.shape) for draft in used] == [(2, 3)]
     assert used[0].parents is None
@@ -69,7 +69,7 @@ def test_a_draft_whose_columns_lie_apart_is_left_to_the_reference(kernels):
 
 def test_what_it_keeps_is_one_hot(kernels):
     draft = Draft.allocate(2, 3, distribution=Distribution.PROBS, vocab_size=4)
-    found = kernels.trim(draft, TrimLimits.build(9, torch.ones(2, dtype=torch.bool)))
+    found = kernels.trim(draft, TrimLimits.build(9))
     assert found.distribution is Distribution.ONE_HOT
     assert found.draft_probs is None
 
@@ -79,7 +79,7 @@ def test_ties_are_kept_column_by_column(kernels, budget):
     draft = Draft.allocate(3, 4)
     for row, length in enumerate((4, 1, 3)):
         draft.set_row(row, [1] * length, [1.0] * length)
-    limits = TrimLimits.build(budget, torch.ones(3, dtype=torch.bool))
+    limits = TrimLimits.build(budget)
     assert bits(kernels.trim(draft, limits)) == bits(reference(draft, limits))
     order = [0, 1, 2, 0, 2, 0, 2, 0]
     assert reference(draft, limits).lengths.tolist() == [order[:budget].count(row) for row in range(3)]
