@@ -143,7 +143,7 @@ class ProposerContract(ProposerHarness):
 
     def test_remembers_only_what_clients_saw(self) -> None:
         """Nothing is remembered of a request that ended with an unknown `visible`."""
-        client = {"isolation_key": "client"}
+        client: dict[str, Any] = {"isolation_key": "client"}
         for text in self.texts:
             with self.driver() as used:
                 used.start("old", text, **client)

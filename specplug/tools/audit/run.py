@@ -207,7 +207,7 @@ def _material(opened: _OpenSide, texts: Sequence[str], max_tokens: int) -> Mater
 
 
 def _control(opened: _OpenSide, material: Material) -> ControlAnswers:
-    """Answer the prompts together and alone, and measure how far the two differ.
+    """Answer the prompts together, at least two at a time, and alone, and measure how far the two differ.
 
     A prompt that fails is a problem, and the audited engine's own answer stands for the control's.
     """
@@ -215,7 +215,7 @@ def _control(opened: _OpenSide, material: Material) -> ControlAnswers:
         probes = [
             Probe(prompt=it, max_tokens=material.max_tokens, top_logprobs=top_logprobs) for it in material.prompts
         ]
-        answers = opened.answers("prompts", probes)
+        answers = opened.answers("prompts", probes, together=max(2, opened.together))
         if not all(answer.error for answer in answers):
             break
     alone = opened.answers("prompts alone", probes, together=1)

@@ -81,23 +81,33 @@ def compare_sample(counts: Counter[int], control: Counter[int]) -> GStatistic:
     return GStatistic(2 * float((pooled[seen] * np.log(pooled[seen] / expected[seen])).sum()), len(cells) - 1)
 
 
-def detectable_share(tested: Sequence[tuple[float, Distribution]], alpha: float, power: float) -> float | None:
-    """Return the smallest share of forced tokens that the tests together find with probability `power`.
+class Sample(NamedTuple):
+    """The tokens after one context: the size of their sample, their true distribution, and whether they had drafts."""
+
+    size: float
+    distribution: Distribution
+    had_drafts: bool
+
+    def excess(self, share: float) -> GStatistic:
+        """Return what is expected of the statistic if the likeliest token is forced on a share of the draws."""
+        probs = np.array([*self.distribution.values()])
+        probs = probs / probs.sum()
+        forced = np.zeros(len(probs))
+        forced[probs.argmax()] = 1
+        share = share if self.had_drafts else 0.0
+        return g_excess(self.size, probs, (1 - share) * probs + share * forced)
+
+
+def detectable_share(kinds: Iterable[Sequence[Sample]], alpha: float, power: float) -> float | None:
+    """Return the smallest share of forced tokens that one of the tests, of a kind each, finds with probability `power`.
 
     The departure is that of a verifier that accepts a draft on this share of the draws, whatever the target says, where
-    the draft is the likeliest token.  The tests are given by sample size and distribution.  None is returned if even a
-    text of likeliest tokens alone would not be found.
+    the draft is the likeliest token.  None is returned if even a text of likeliest tokens alone would not be found.
     """
 
     def found(share: float) -> bool:
-        total = GStatistic()
-        for size, distribution in tested:
-            probs = np.array([*distribution.values()])
-            probs = probs / probs.sum()
-            forced = np.zeros(len(probs))
-            forced[probs.argmax()] = 1
-            total += g_excess(size, probs, (1 - share) * probs + share * forced)
-        return total.power(alpha) >= power
+        totals = [sum((tested.excess(share) for tested in kind), GStatistic()) for kind in kinds]
+        return 1 - math.prod(1 - total.power(alpha) for total in totals) >= power
 
     low = 0.0
     high = 1.0
@@ -158,7 +168,7 @@ class Sampled(Check):
     ) -> Finding:
         """Add up the statistics of all contexts, for each kind of sampling."""
         totals: dict[tuple[float, int], GStatistic] = {}
-        sizes: list[tuple[float, Distribution]] = []
+        tested: dict[tuple[float, int], list[Sample]] = {}
         own = {} if control.gives_logprobs else {(g, c): counts for g, c, counts in _tested(material, expected)}
         for place, (group, context, counts) in enumerate(_tested(material, answers)):
             kind = group.temperature, group.top_k
@@ -169,20 +179,21 @@ class Sampled(Check):
             else:
                 found, size, distribution = _two_samples(counts, own.get((group, context), Counter()))
             totals[kind] = totals.get(kind, GStatistic()) + found
-            if context:  # most engines draft nothing for the first token
-                sizes.append((size, distribution))
-        return self._finding(totals, sizes, len(answers), exact=control.gives_logprobs)
+            had_drafts = bool(context)  # most engines draft nothing for the first token
+            tested.setdefault(kind, []).append(Sample(size, distribution, had_drafts))
+        return self._finding(totals, tested, len(answers), exact=control.gives_logprobs)
 
     def _finding(
         self,
         totals: dict[tuple[float, int], GStatistic],
-        sizes: list[tuple[float, Distribution]],
+        tested: Mapping[tuple[float, int], Sequence[Sample]],
         samples: int,
         *,
         exact: bool,
     ) -> Finding:
         alpha = ALPHA / max(1, len(totals))
-        share = detectable_share(sizes, alpha, POWER) if sizes else None
+        share = detectable_share(tested.values(), alpha, POWER)
+        contexts = sum(one.had_drafts for kind in tested.values() for one in kind)
         failures = [
             f"temperature {temperature:g}, top-k {top_k or 'off'}: p = {found.p:.2g} (G = {found.value:.1f}, "
             f"{found.freedom} degrees of freedom)"
@@ -195,11 +206,11 @@ class Sampled(Check):
         return report_finding(
             self.name,
             failures,
-            f"{samples} samples of {LENGTH} tokens against {reference}, {len(sizes)} contexts, smallest p = "
+            f"{samples} samples of {LENGTH} tokens against {reference}, {contexts} contexts, smallest p = "
             f"{smallest:.2g} (fails below {alpha:.2g}); finds {found_power} with probability {POWER:.0%}",
             proves=share is not None and share <= WEAK,
             samples=samples,
-            contexts=len(sizes),
+            contexts=contexts,
             exact=exact,
             alpha=alpha,
             p={f"temperature {t:g}, top-k {k or 'off'}": found.p for (t, k), found in totals.items()},

@@ -93,6 +93,19 @@ def surprise_probability(differences: int, total: int, own: int, own_total: int)
     return float(fisher_exact(counts, alternative="greater")[1]) if differences else 1.0
 
 
+def logprob_problem(found: Mapping[int, float], wanted: Mapping[int, float], tolerance: float) -> str | None:
+    """Return what is wrong with a token's `REQUESTED_LOGPROBS`, by the control's, which are more; None if nothing."""
+    expected = min(REQUESTED_LOGPROBS, len(wanted))
+    if len(found) < expected:
+        return f"{len(found)} log-probabilities; expected {expected}"
+    gap = largest_gap(found, wanted)
+    if gap > tolerance:
+        return f"log-probabilities differ by {gap:.3g}"
+    least = min(wanted.values(), default=math.inf)
+    others = [token for token in found if token not in wanted and found[token] > least + tolerance]
+    return f"tokens {others} are listed, which are not among the control's {len(wanted)} likeliest" if others else None
+
+
 # -- the checks --------------------------------------------------------------------------------------------------------
 
 
@@ -258,11 +271,10 @@ class Logprobs(Check):
             for place in range(min(end, len(found.token_ids))):
                 tops = found.top_logprobs[place]
                 wanted_tops = wanted.top_logprobs[place]
-                gap = largest_gap(tops, wanted_tops)
-                largest = max(largest, gap)
+                largest = max(largest, largest_gap(tops, wanted_tops))
                 compared = compared + 1
-                if not tops.keys() & wanted_tops.keys() or gap > tolerance:
-                    differences.append(f"prompt {number}, output token {place}: log-probabilities differ by {gap:.3g}")
+                if problem := logprob_problem(tops, wanted_tops, tolerance):
+                    differences.append(f"prompt {number}, output token {place}: {problem}")
                     break
         summary = (
             f"log-probabilities of {compared} tokens, largest difference {largest:.2g} (fails above {tolerance:.2g})"

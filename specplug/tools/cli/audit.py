@@ -179,7 +179,7 @@ def _sides(
     if _is_url(audited):
         return _servers(audited, control, reached, raw=material.raw)
     if control is None:
-        own = {**place.arguments(), "max_num_seqs": material.concurrency}
+        own = {**place.arguments(), "max_num_seqs": max(2, material.concurrency)}
         return _engines(audited, drafting.settings(), raw=material.raw, **own)
     found = f"the model {audited!r} and a control"
     expected = "two servers' addresses, or one model"

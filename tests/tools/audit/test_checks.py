@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from specplug.errors import SettingsError
 from specplug.tools.audit.formats import Chat, Structured
 from specplug.tools.audit.probe import CheckOutcome, ControlAnswers, DraftCounts, Finding, Material, check_answers
-from specplug.tools.audit.run import all_checks, choose_checks
+from specplug.tools.audit.run import all_checks, choose_checks, run
 from specplug.tools.audit.texts import (
     SEEDS,
     Greedy,
@@ -184,6 +187,49 @@ def test_log_probabilities_must_be_there_and_equal():
     assert "5 log-probabilities for 6 tokens" in judge(material(SAME), missing, [], EXACT).examples[0]
     bare = ControlAnswers(tuple(replace(one, top_logprobs=()) for one in SAME))
     assert judge(material(SAME), SAME, [], bare).status is CheckOutcome.NOT_RUN
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        ({3: -0.5}, "prompt 0, output token 0: 1 log-probabilities; expected 2"),
+        ({3: -0.5, 42: -0.7}, r"tokens \[42\] are listed"),
+        ({3: -0.5, 99: -1.4}, "differ by 0.1"),
+    ],
+)
+def test_as_many_log_probabilities_are_listed_as_requested_and_the_likeliest(listed, words):
+    wrong = [replace(SAME[0], top_logprobs=(listed, *SAME[0].top_logprobs[1:])), *SAME[1:]]
+    found = Logprobs().judge(material(SAME), wrong, [], EXACT)
+    assert found.status is CheckOutcome.FAILED
+    assert re.search(words, found.examples[0])
+
+
+def test_rounding_is_measured_on_batches_of_two_even_where_one_request_is_sent_at_a_time():
+    class Recorded:
+        def __init__(self) -> None:
+            self.together: list[int] = []
+
+        def tokenize(self, text: str) -> tuple[int, ...]:
+            return (1, 2)
+
+        def answer(self, probes, together, done) -> list[Answer]:
+            self.together.append(together)
+            return [answer() for _ in probes]
+
+        def draft_counts(self) -> None:
+            return None
+
+        def describe(self) -> str:
+            return ""
+
+        def flags(self) -> dict[str, object]:
+            return {}
+
+    sides = audited, control = Recorded(), Recorded()
+    opened = {name: partial(nullcontext, side) for name, side in zip(("audited", "control"), sides, strict=True)}
+    given = {"texts": ["a", "b"], "checks": [], "max_tokens": 6, "together": 1}
+    run(**opened, **given, progress=lambda title, count: lambda: None)
+    assert (audited.together, control.together) == ([1], [2, 1])
 
 
 def structured(text: str) -> Answer:

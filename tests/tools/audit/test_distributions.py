@@ -12,6 +12,7 @@ import pytest
 from specplug.testing.equality import GStatistic
 from specplug.tools.audit.sampled import (
     OTHER,
+    Sample,
     compare_exact,
     compare_sample,
     detectable_share,
@@ -62,16 +63,21 @@ def test_p_values_are_uniform_for_the_true_distribution(kind):
 def test_the_stated_power_is_the_power(power):
     """A verifier that forces the likeliest token on the stated share of the draws is found as often as stated."""
     draw, alpha = random.Random(2), 1e-3
-    share = detectable_share([(200, PROBS)] * 3, alpha, power)
+    first, later = Sample(200, PROBS, had_drafts=False), Sample(200, PROBS, had_drafts=True)
+    kinds = [[first, later, later, later], [first, later, later]]
+    share = detectable_share(kinds, alpha, power)
     assert share is not None
     forced = {token: (1 - share) * prob + share * (token == 0) for token, prob in PROBS.items()}
-    found = 0
-    for _ in range(400):
-        total = sum((compare_exact(drawn(draw, 200, forced), PROBS) for _ in range(3)), GStatistic())
-        found += total.p < alpha
+
+    def is_found(kind: list[Sample]) -> bool:
+        samples = (drawn(draw, 200, forced if tested.had_drafts else PROBS) for tested in kind)
+        return sum((compare_exact(sample, PROBS) for sample in samples), GStatistic()).p < alpha
+
+    found = sum(any(is_found(kind) for kind in kinds) for _ in range(400))
     assert power - 0.08 < found / 400 < power + 0.08
 
 
 def test_certain_texts_prove_nothing():
-    assert detectable_share([(500, {0: 1.0})], 1e-3, 0.9) is None
+    assert detectable_share([[Sample(500, {0: 1.0}, had_drafts=True)]], 1e-3, 0.9) is None
+    assert detectable_share([[Sample(500, PROBS, had_drafts=False)]], 1e-3, 0.9) is None
     assert detectable_share([], 1e-3, 0.9) is None
