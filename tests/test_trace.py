@@ -180,6 +180,12 @@ class TestTornFiles:
         write(path, [ROW])
         assert rows_in(path) == [ROW]
 
+    def test_the_headers_of_two_writers_that_begin_at_once_are_no_rows(self, path):
+        write(path, [ROW])
+        path.write_bytes(HEADER + path.read_bytes())
+        assert rows_in(path) == [ROW]
+        assert len(requests_in(path)) == 1
+
     @pytest.mark.parametrize("torn", [b"x", b"x" * 200_000])
     def test_a_writer_drops_the_torn_line_and_goes_on(self, path, torn):
         write(path, [ROW])

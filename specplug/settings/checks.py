@@ -65,7 +65,7 @@ def plugin_mistakes(settings: Settings, registry: Registry, engine_drafts: bool)
     elif engine_drafts and settings.extends_engine:
         yield from _unread(settings, ("extra_proposers", "verifier", "trace.path", "draft_ranks"))
     policies: list[PolicySpec] = []
-    for key, kind, name in _named(settings):
+    for key, kind, name in _named(settings, registry):
         if own and kind is ProposerSpec:
             continue
         try:
@@ -91,11 +91,18 @@ def plugin_mistakes(settings: Settings, registry: Registry, engine_drafts: bool)
         yield Mistake("acceptance_thresholds", what, quote(thresholds), remedy=remedy)
 
 
-def _named(settings: Settings) -> Iterator[tuple[str, type[PluginSpec], str]]:
+def _named(settings: Settings, registry: Registry) -> Iterator[tuple[str, type[PluginSpec], str]]:
     """Yield (setting, kind, name) for every plug-in that the settings name."""
     yield "proposer", ProposerSpec, settings.proposer
     for index, name in enumerate(settings.extra_proposers):
         yield f"extra_proposers.{index}", ProposerSpec, name
+    if HYBRID in (settings.proposer, *settings.extra_proposers) and HYBRID in registry.entries(ProposerSpec):
+        spec = registry.get(ProposerSpec, HYBRID)
+        options, mistakes = _parse_options(spec, settings.options.get(HYBRID, {}))
+        parts = () if mistakes else ("lookup", "model")
+        for part in parts:
+            if (name := getattr(options, part)) != ENGINE_DRAFTER:
+                yield f"options.{HYBRID}.{part}", ProposerSpec, name
     for name in settings.policies:
         yield "policy", PolicySpec, name
     yield "verifier", VerifierSpec, settings.verifier

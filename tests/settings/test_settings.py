@@ -358,6 +358,13 @@ def test_of_specplugs_proposers_ngram_alone_may_draft_on_each_rank(name):
     assert load(EACH).draft_ranks == "each"
 
 
+@pytest.mark.parametrize("part", ["lookup", "model"])
+def test_the_parts_of_hybrid_are_named_by_their_settings(part):
+    parts = {"model": "engine", part: "ngarm"}
+    with pytest.raises(SettingsError, match=f"'options.hybrid.{part}'; found 'ngarm'.* Did you mean 'ngram'"):
+        load_settings({"proposer": "hybrid", "options": {"hybrid": parts}}, env={}, registry=default_registry())
+
+
 def test_options_reach_the_plugin_as_its_own_model():
     spec = REGISTRY.get(ProposerSpec, "ngram")
     assert plugin_options(Settings(), spec) == StrictOptions()
