@@ -25,8 +25,8 @@ from specplug.text.translate.tables import (
 )
 from specplug.text.translate.vocabulary import Vocabulary
 
-CONTROL = 256
-"""Stands for a special token in a text's bytes."""
+FIXED = 256
+"""Stands for a special token, or one that stands for a drafted id, in a text's bytes."""
 
 _ROUNDS = 24  # of different merges of a word; what is left after them stays in shorter tokens
 
@@ -86,7 +86,7 @@ class PairMerger:
         if not self._of_characters:
             return ones
         num_bytes = sum((text >= least).long() for least in (0xC0, 0xE0, 0xF0)) + ones
-        num_bytes = torch.where(text < CONTROL, num_bytes, 1)
+        num_bytes = torch.where(text < FIXED, num_bytes, 1)
         is_known = fits.gather(2, (num_bytes - 1)[:, :, None])[:, :, 0]
         sizes = torch.where(is_known, num_bytes, 1)
         ends = (sizes + torch.arange(text.shape[1], device=text.device)).cummax(1).values
@@ -142,7 +142,7 @@ def _is_space(text: Tensor) -> Tensor:
 def _is_letter(text: Tensor) -> Tensor:
     """All bytes of other scripts count as letters."""
     lower = text | 32
-    return (lower >= 97) & (lower <= 122) | (text >= 128) & (text < CONTROL)
+    return (lower >= 97) & (lower <= 122) | (text >= 128) & (text < FIXED)
 
 
 def _is_sign(text: Tensor) -> Tensor:
@@ -215,7 +215,8 @@ class Segmenter:
         """Return at most K = `num_tokens` tokens for each row.
 
         The draft ends with a special token, before an id that has no text, before text that no token begins with, and
-        where the text is too long.
+        where the text is too long.  Ids in `is_fixed` take one place of the text, whatever they are: they may be drawn,
+        and whether a drawn id is kept must not depend on its value.
 
         Args:
             drafted: [R, n] int64.
@@ -226,16 +227,16 @@ class Segmenter:
         sizes = self._sizes[drafted].clamp(min=0)
         controls = self._control_of[drafted]
         is_control = controls >= 0
-        sizes = torch.where(is_control, 1, sizes)
+        is_fixed = is_fixed | is_control
+        sizes = torch.where(is_fixed, 1, sizes)
         is_there = torch.arange(drafted.shape[1], device=drafted.device) < num_ids
         ended = (is_control.long().cumsum(1) - is_control.long()) > 0
         sizes = torch.where(((sizes > 0) & is_there & ~ended).long().cumprod(1) > 0, sizes, 0)
         fits = sizes.cumsum(1) <= self._num_bytes
         sizes = torch.where(fits, sizes, 0)
         ends = sizes.cumsum(1)
-        is_fixed = (is_fixed | is_control) & (sizes > 0)
         tokens = torch.where(is_control, controls, self._to_target[drafted])
-        return self._walk(_Drafted(drafted, sizes, ends, is_fixed, is_control, tokens), probabilities, num_tokens)
+        return self._walk(_Drafted(drafted, sizes, ends, is_fixed & (sizes > 0), tokens), probabilities, num_tokens)
 
     def _walk(self, of: _Drafted, probabilities: Tensor, num_tokens: int) -> Segments:
         """Go from token to token, from the beginning of the text."""
@@ -273,12 +274,12 @@ class Segmenter:
         begins = of.begins.gather(1, source)
         values = self._starts[of.drafted.gather(1, source)] + places - begins
         text = self._bytes[values.clamp(0, len(self._bytes) - 1)]
-        text = torch.where(of.is_control.gather(1, source), CONTROL, text)
         is_fixed = of.is_fixed.gather(1, source)
+        text = torch.where(is_fixed, FIXED, text)
         is_cut = (places == begins) & (is_fixed | is_fixed.roll(1, 1)) | (places == 0)
         is_cut |= cuts(text, self._splits, of.ends[:, -1:], is_cut)
         sizes, found = self._tokens(text, is_cut, of.ends[:, -1:])
-        sizes = torch.where(is_fixed, of.sizes.gather(1, source), sizes)
+        sizes = torch.where(is_fixed, 1, sizes)
         return source, sizes, torch.where(is_fixed, of.tokens.gather(1, source), found)
 
     def _tokens(self, text: Tensor, is_cut: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
@@ -314,13 +315,12 @@ def _next(is_cut: Tensor, places: Tensor) -> Tensor:
 
 
 class _Drafted(NamedTuple):
-    """Drafted ids [R, n]: their bytes' sizes and ends, which of them are fixed or special, and their tokens."""
+    """Drafted ids [R, n]: the sizes and ends of their text, which of them are fixed or special, and their tokens."""
 
     drafted: Tensor
     sizes: Tensor
     ends: Tensor
     is_fixed: Tensor
-    is_control: Tensor
     tokens: Tensor
 
     @property

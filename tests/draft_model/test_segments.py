@@ -71,10 +71,11 @@ class Found:
         for token, is_fixed in zip(drafted, fixed, strict=True):
             piece = self.draft.pieces[token] if token < len(self.draft.pieces) else b""
             control = self.controls.get(token) if token in self.draft.controls else None
-            total += len(piece) if control is None else 1
-            if total > BYTES_PER_ID * NUM_DRAFTED or (control is None and not piece):
+            stands_alone = is_fixed or control is not None
+            total += 1 if stands_alone else len(piece)
+            if total > BYTES_PER_ID * NUM_DRAFTED or not (stands_alone or piece):
                 break
-            if control is not None or is_fixed:
+            if stands_alone:
                 parts.append((text, int(self.to_target[token]) if control is None else control))
                 text = b""
             else:
@@ -180,6 +181,15 @@ def test_they_are_the_references(target: str, draft: str) -> None:
             assert it.ids(tokens, number) == it.expected(row, fixed[number])[: 2 * NUM_DRAFTED]
 
     check()
+
+
+def test_how_long_drawn_ids_are_decides_nothing() -> None:
+    it = found("tekken", "byte_level")
+    common = (it.to_target >= 0).nonzero()[:, 0].tolist()
+    longest = sorted(common, key=lambda token: -len(it.draft.pieces[token]))[:NUM_DRAFTED]
+    assert sum(len(it.draft.pieces[token]) for token in longest) > BYTES_PER_ID * NUM_DRAFTED
+    tokens = it.find([longest], [[True] * NUM_DRAFTED])
+    assert it.ids(tokens) == it.to_target[longest].tolist()
 
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
