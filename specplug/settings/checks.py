@@ -96,16 +96,22 @@ def _named(settings: Settings, registry: Registry) -> Iterator[tuple[str, type[P
     yield "proposer", ProposerSpec, settings.proposer
     for index, name in enumerate(settings.extra_proposers):
         yield f"extra_proposers.{index}", ProposerSpec, name
-    if HYBRID in (settings.proposer, *settings.extra_proposers) and HYBRID in registry.entries(ProposerSpec):
-        spec = registry.get(ProposerSpec, HYBRID)
-        options, mistakes = _parse_options(spec, settings.options.get(HYBRID, {}))
-        parts = () if mistakes else ("lookup", "model")
-        for part in parts:
-            if (name := getattr(options, part)) != ENGINE_DRAFTER:
-                yield f"options.{HYBRID}.{part}", ProposerSpec, name
+    if HYBRID in (settings.proposer, *settings.extra_proposers):
+        for part, name in _parts_of_hybrid(settings, registry).items():
+            yield f"options.{HYBRID}.{part}", ProposerSpec, name
     for name in settings.policies:
         yield "policy", PolicySpec, name
     yield "verifier", VerifierSpec, settings.verifier
+
+
+def _parts_of_hybrid(settings: Settings, registry: Registry) -> dict[str, str]:
+    """Return the names of the proposers that `HYBRID` is made of, by option; none if its options are wrong."""
+    try:
+        options, mistakes = _parse_options(registry.get(ProposerSpec, HYBRID), settings.options.get(HYBRID, {}))
+    except PluginError:
+        return {}
+    names = {} if mistakes else {part: getattr(options, part, ENGINE_DRAFTER) for part in ("lookup", "model")}
+    return {part: name for part, name in names.items() if name != ENGINE_DRAFTER}
 
 
 _EACH = "setting 'draft_ranks' 'each' needs {}"

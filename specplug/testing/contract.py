@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from specplug.testing.batches import POISON
+from specplug.testing.batches import POISON, RowDraft
 from specplug.testing.driver import NO_OPTIONS
 from specplug.testing.harness import ProposerHarness
 from specplug.testing.wrappers import StagedProposer, without_old_text
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN
 from specplug.types.paths import ROOT
-from specplug.types.request import Lifecycle, digest_of
+from specplug.types.request import Lifecycle, RequestOptions, digest_of
 from specplug.types.step import Draft
 from specplug.types.tensors import tensors_of
 
@@ -141,15 +141,22 @@ class ProposerContract(ProposerHarness):
                     used.leave("old", other)
                 self.compare_with_fresh(used, text, f"beside another client's request that has {other.value}")
 
-    def test_remembers_only_what_clients_saw(self) -> None:
-        """Nothing is remembered of a request that ended with an unknown `visible`."""
-        client: dict[str, Any] = {"isolation_key": "client"}
+    @pytest.mark.parametrize(("visible", "store"), [(None, True), (3, True), (99, False)])
+    def test_remembers_only_what_it_may(self, visible: int | None, store: bool) -> None:
+        """Nothing is remembered beyond what a client saw, if that is known, and of requests that do not store it."""
+        options = RequestOptions(store=store)
         for text in self.texts:
-            with self.driver() as used:
-                used.start("old", text, **client)
-                used.step(self.draft_length)
-                used.leave("old", visible=None)
-                self.compare_with_fresh(used, text, "after a request whose client may have seen nothing", **client)
+            seen = text[: visible or 0] if store else ()
+            rest = text[len(seen) :]
+            drafts = list[list[dict[str, RowDraft]]]()
+            for unseen in (rest, [self.vocab_size - 1 - token for token in rest]):
+                with self.driver() as driver:
+                    driver.start("old", [*seen, *unseen], isolation_key="client", options=options)
+                    driver.step(self.draft_length)
+                    driver.leave("old", visible=visible)
+                    drafts.append(self.drafts_of_part(driver, text, isolation_key="client"))
+            when = f"after a request with `store` {store} of which `visible` {visible} tokens were seen"
+            self.assert_same(drafts[0], drafts[1], when)
 
     @pytest.mark.parametrize("rank", [0, 1])
     def test_drafts_alike_on_all_ranks(self, rank: int) -> None:

@@ -122,16 +122,19 @@ class ProposerHarness:
 
         The request begins with an event of `kind`; `fields` are further ones of `Request`.
         """
-        begin = len(text) // 4
-        found = []
         with self.driver() as fresh:
-            for driver, how in ((fresh, Lifecycle.STARTED), (used, kind)):
-                driver.start("new", text[begin : begin + 4], kind=how, **fields)
-                drafts = [driver.step(self.draft_length, order=["new"]).by_request()]
-                driver.extend("new", text[begin + 4 : begin + 7])
-                found.append([*drafts, driver.step(self.draft_length, order=["new"]).by_request()])
-        expected, drafted = found
-        self.assert_same(expected, drafted, when)
+            expected = self.drafts_of_part(fresh, text, **fields)
+        self.assert_same(expected, self.drafts_of_part(used, text, kind, **fields), when)
+
+    def drafts_of_part(
+        self, driver: Driver, text: Sequence[int], kind: Lifecycle = Lifecycle.STARTED, **fields: Any
+    ) -> list[dict[str, RowDraft]]:
+        """Return the drafts of two steps of a request on a part of `text`."""
+        begin = len(text) // 4
+        driver.start("new", text[begin : begin + 4], kind=kind, **fields)
+        drafts = [driver.step(self.draft_length, order=["new"]).by_request()]
+        driver.extend("new", text[begin + 4 : begin + 7])
+        return [*drafts, driver.step(self.draft_length, order=["new"]).by_request()]
 
     @property
     def caps(self) -> ProposerCaps:

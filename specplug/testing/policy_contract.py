@@ -48,7 +48,7 @@ class PolicyContract(PolicyHarness):
             assert one == other, f"{self.who}: two instances plan differently on {name}; found {other}, expected {one}"
 
     def test_does_not_wait(self) -> None:
-        """After its first call, `plan` neither waits nor opens files or connections nor starts processes."""
+        """After its first call, `plan` neither sleeps nor waits for other threads, files, connections or processes."""
         for caps in self.engines.values():
             planner = self.planner(caps)
             planner.plan(stats_of(0))

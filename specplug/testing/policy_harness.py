@@ -212,7 +212,8 @@ class _WaitingError(BaseException):
 def watch_for_waiting() -> Iterator[set[str]]:
     """Collect the potentially blocking calls of this thread within the context, which ends with the first that waits.
 
-    Calls are named by their audit event or function.  A lock that is taken is none: it may be free.
+    Calls are named by their audit event or function.  Locks, and queues that are written in C, are not watched: whether
+    they wait depends on others.
     """
     if not hasattr(_calls, "found"):
         sys.addaudithook(_note)  # permanent: Python cannot remove an audit hook
@@ -229,9 +230,18 @@ def watch_for_waiting() -> Iterator[set[str]]:
 def _refuse_to_wait(frame: FrameType, event: str, argument: object) -> None:
     called = frame.f_code if event == "call" else argument if event == "c_call" else None
     name = _FUNCTIONS.get(called)
-    if name and frame.f_locals.get("timeout") != 0:
+    if name and not (event == "call" and _ends_at_once(frame)):
         _calls.found.add(name)
         raise _WaitingError
+
+
+def _ends_at_once(frame: FrameType) -> bool:
+    """Return whether a wait has no time, is for a thread that has ended, or is that of a thread's start."""
+    of = frame.f_locals
+    timeout = of.get("timeout")
+    has_ended = "self" in of and isinstance(of["self"], threading.Thread) and not of["self"].is_alive()
+    callers = [caller.f_code for caller in (frame.f_back, frame.f_back and frame.f_back.f_back) if caller]
+    return has_ended or (timeout is not None and timeout <= 0) or threading.Thread.start.__code__ in callers
 
 
 def _note(event: str, _arguments: tuple[Any, ...]) -> None:

@@ -182,8 +182,9 @@ class VerifierContract:
             "greedy": Knobs(0.0),
             "top-k": Knobs(1.3, top_k=2),
             "top-p": Knobs(1.3, top_p=0.9),
-            "min-p": Knobs(1.3, min_p=0.2),
-            "all": Knobs(2.0, top_k=2, top_p=0.78, min_p=0.1),  # top-p before top-k or the temperature keeps others
+            "min-p": Knobs(1.3, min_p=0.1),
+            "top-p, min-p": Knobs(1.3, top_p=0.85, min_p=0.11),  # the other order keeps other tokens
+            "all": Knobs(2.0, top_k=2, top_p=0.78, min_p=0.1),  # so does top-p before top-k or the temperature
         }
         case_of = partial(Case, TinyModel.random(3, 2, seed=0), judged_by=MISTAKEN_DISTRIBUTIONS)
         draft_model = TinyModel.random(3, 1, seed=1)

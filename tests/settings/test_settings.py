@@ -365,6 +365,17 @@ def test_the_parts_of_hybrid_are_named_by_their_settings(part):
         load_settings({"proposer": "hybrid", "options": {"hybrid": parts}}, env={}, registry=default_registry())
 
 
+def test_a_hybrid_of_others_has_no_parts_that_are_checked():
+    def load_with(options: object) -> Settings:
+        known = {"policies": [policy("batch")], "verifiers": [REGISTRY.get(VerifierSpec, "reference")]}
+        registry = registry_of(proposers=[proposer("hybrid", options)], **known)
+        return load_settings({"proposer": "hybrid"}, env={}, registry=registry).settings
+
+    assert load_with(LaxOptions).proposer == load_with(None).proposer == "hybrid"
+    with pytest.raises(SettingsError, match=r"'proposer'; found 'hybrid'.* cannot load 'no_such_module:Options'"):
+        load_with("no_such_module:Options")
+
+
 def test_options_reach_the_plugin_as_its_own_model():
     spec = REGISTRY.get(ProposerSpec, "ngram")
     assert plugin_options(Settings(), spec) == StrictOptions()

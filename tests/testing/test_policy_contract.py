@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from time import sleep
 from typing import Any
 
@@ -334,18 +334,30 @@ def test_a_planted_mistake_is_found(mistake: str) -> None:
 
 
 def test_a_planner_may_have_a_thread_that_sleeps() -> None:
-    with ThreadPoolExecutor(1) as executor:
-        executor.submit(int).result()
+    thread = Thread(target=time.sleep, args=(0,))
+    with ThreadPoolExecutor(2) as executor:
         with watch_for_waiting() as found:
-            asleep = executor.submit(time.sleep, 0)
-        asleep.result()
+            asleep = [executor.submit(time.sleep, 0) for _ in range(3)]
+            thread.start()
+            Event().wait(0)
+        thread.join()
+        assert [each.result() for each in asleep] == [None] * 3
+        with watch_for_waiting():
+            thread.join()
     assert not found
 
 
 def test_a_planner_that_catches_everything_does_not_hide_that_it_waits() -> None:
     with watch_for_waiting() as found, contextlib.suppress(BaseException):
-        Thread(target=int).join()
+        current_thread().join()
     assert found == {"threading.Thread.join"}
+
+
+def test_a_local_variable_does_not_hide_that_a_planner_sleeps() -> None:
+    timeout = 0
+    with watch_for_waiting() as found:
+        sleep(timeout)
+    assert found == {"time.sleep"}
 
 
 def test_every_clause_has_a_planted_policy_and_a_docstring() -> None:

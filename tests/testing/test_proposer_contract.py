@@ -258,6 +258,14 @@ class Remembers(ReadsOthers):
         return self.ended
 
 
+class RemembersKnown(Remembers):
+    """Leaves out requests of which it is not known what was seen."""
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, RequestEvent) and event.visible is not None:
+            super().on_event(event)
+
+
 class BoundToItsThread(Lookup):
     def __init__(self, context: PluginContext) -> None:
         super().__init__(context)
@@ -277,6 +285,7 @@ READS = "test_changes_nothing_that_it_reads"
 MEMORY = "test_does_not_read_undefined_memory"
 SLOT = "test_forgets_a_slot_with_its_generation"
 APART = "test_keeps_clients_apart"
+REMEMBERS = "test_remembers_only_what_it_may"
 RANKS = "test_drafts_alike_on_all_ranks"
 PIPELINE = "test_works_through_the_pipeline"
 
@@ -374,10 +383,9 @@ PLANTED: dict[str, tuple[type[Proposer], ProposerCaps, str, Any, str]] = {
     "reads others": (ReadsOthers, LEARNS, APART, Lifecycle.STARTED, "another client's request that has started"),
     "remembers all who finished": (Remembers, LEARNS, APART, Lifecycle.FINISHED, "request that has finished"),
     "remembers all who left": (Remembers, LEARNS, APART, Lifecycle.ABORTED, "request that has aborted"),
-    "remembers what nobody saw": (
-        Remembers,
-        *(LEARNS, "test_remembers_only_what_clients_saw", None, "may have seen nothing"),
-    ),
+    "remembers what nobody saw": (Remembers, LEARNS, REMEMBERS, (None, True), "`visible` None"),
+    "remembers more than was seen": (RemembersKnown, LEARNS, REMEMBERS, (3, True), "`visible` 3"),
+    "remembers what is not to be stored": (RemembersKnown, LEARNS, REMEMBERS, (99, False), "`store` False"),
     "depends on the rank": (
         instead(look_up=lambda self, text, limit: Lookup.look_up(self, text, limit)[self.context.rank :]),
         *(LEARNS, RANKS, 1, "of rank 1"),
@@ -419,8 +427,9 @@ PLANTED: dict[str, tuple[type[Proposer], ProposerCaps, str, Any, str]] = {
 @pytest.mark.parametrize("mistake", PLANTED)
 def test_a_planted_mistake_is_found(mistake: str) -> None:
     proposer, caps, clause, argument, message = PLANTED[mistake]
+    arguments = argument if isinstance(argument, tuple) else [] if argument is None else [argument]
     with pytest.raises(Exception, match=message):
-        getattr(contract_of(proposer, caps)(), clause)(*([] if argument is None else [argument]))
+        getattr(contract_of(proposer, caps)(), clause)(*arguments)
 
 
 def test_every_clause_has_a_planted_proposer_and_a_docstring() -> None:

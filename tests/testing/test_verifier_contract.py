@@ -107,24 +107,29 @@ def without(**filters: None) -> type[ReferenceVerifier]:
     return given(lambda draft, target, sampling, numbers: (draft, target, replace(sampling, **filters), numbers))
 
 
-class TopPFirst(ReferenceVerifier):
-    """Applies top-p before top-k."""
+def in_order(first, then) -> type[ReferenceVerifier]:
+    """Return a verifier that applies the sampling parameters that `first` returns, and after these those of `then`."""
+
+    def distribution(self, target, sampling, *sizes):
+        found = ReferenceVerifier._target_distribution(self, target, first(sampling), *sizes)
+        again = TargetLogits.dense(found.log())
+        return ReferenceVerifier._target_distribution(self, again, then(sampling), *sizes)
+
+    return type("Planted", (ReferenceVerifier,), {"_target_distribution": distribution})
+
+
+def cold(sampling, **filters):
+    """Return sampling parameters at temperature 1."""
+    return replace(sampling, temperature=torch.ones_like(sampling.temperature), **filters)
+
+
+class AbsoluteMinP(ReferenceVerifier):
+    """Takes min-p for a probability, and not for a share of the largest one."""
 
     def _target_distribution(self, target, sampling, *sizes):
-        first = super()._target_distribution(target, replace(sampling, top_k=None, min_p=None), *sizes)
-        rest = replace(sampling, temperature=torch.ones_like(sampling.temperature), top_p=None)
-        return super()._target_distribution(TargetLogits.dense(first.log()), rest, *sizes)
-
-
-class TemperatureLast(ReferenceVerifier):
-    """Applies the filters before the temperature."""
-
-    def _target_distribution(self, target, sampling, *sizes):
-        plain = replace(sampling, temperature=torch.ones_like(sampling.temperature))
-        first = super()._target_distribution(target, plain, *sizes)
-        return super()._target_distribution(
-            TargetLogits.dense(first.log()), SamplingBatch(sampling.temperature), *sizes
-        )
+        found = super()._target_distribution(target, replace(sampling, min_p=None), *sizes)
+        least = torch.minimum(sampling.min_p[:, None, None], found.amax(-1, keepdim=True))
+        return torch.nn.functional.normalize(torch.where(found < least, 0.0, found), 1, -1)
 
 
 ENGINES, PREFIX, SAME = (
@@ -175,8 +180,21 @@ PLANTED = {
     "no top-k": (without(top_k=None), DISTRIBUTION, "off by .*, top-k"),
     "no top-p": (without(top_p=None), DISTRIBUTION, "off by .*, top-p"),
     "no min-p": (without(min_p=None), DISTRIBUTION, "off by .*, min-p"),
-    "top-p before top-k": (TopPFirst, DISTRIBUTION, "off by .*, all"),
-    "the temperature last": (TemperatureLast, DISTRIBUTION, "off by .* with"),
+    "an absolute min-p": (AbsoluteMinP, DISTRIBUTION, "off by .*, min-p"),
+    "top-p before top-k": (
+        in_order(
+            lambda sampling: replace(sampling, top_k=None, min_p=None), lambda sampling: cold(sampling, top_p=None)
+        ),
+        *(DISTRIBUTION, "off by .*, all"),
+    ),
+    "min-p before top-p": (
+        in_order(lambda sampling: replace(sampling, top_p=None), lambda sampling: cold(sampling, top_k=None)),
+        *(DISTRIBUTION, "off by .*, top-p, min-p"),
+    ),
+    "the temperature last": (
+        in_order(cold, lambda sampling: SamplingBatch(sampling.temperature)),
+        *(DISTRIBUTION, "off by .* with"),
+    ),
     **{name: (mutant, DISTRIBUTION, "are off by") for name, mutant in LOSSY_MUTANTS.items()},
 }
 

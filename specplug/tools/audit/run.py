@@ -207,7 +207,7 @@ def _material(opened: _OpenSide, texts: Sequence[str], max_tokens: int) -> Mater
 
 
 def _control(opened: _OpenSide, material: Material) -> ControlAnswers:
-    """Answer the prompts together, at least two at a time, and alone, and measure how far the two differ.
+    """Answer the prompts together, two at a time if not more, and alone, and measure how far the two differ.
 
     A prompt that fails is a problem, and the audited engine's own answer stands for the control's.
     """

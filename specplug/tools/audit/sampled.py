@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -98,7 +98,7 @@ class Sample(NamedTuple):
         return g_excess(self.size, probs, (1 - share) * probs + share * forced)
 
 
-def detectable_share(kinds: Iterable[Sequence[Sample]], alpha: float, power: float) -> float | None:
+def detectable_share(kinds: Collection[Sequence[Sample]], alpha: float, power: float) -> float | None:
     """Return the smallest share of forced tokens that one of the tests, of a kind each, finds with probability `power`.
 
     The departure is that of a verifier that accepts a draft on this share of the draws, whatever the target says, where

@@ -101,9 +101,17 @@ def logprob_problem(found: Mapping[int, float], wanted: Mapping[int, float], tol
     gap = largest_gap(found, wanted)
     if gap > tolerance:
         return f"log-probabilities differ by {gap:.3g}"
-    least = min(wanted.values(), default=math.inf)
-    others = [token for token in found if token not in wanted and found[token] > least + tolerance]
-    return f"tokens {others} are listed, which are not among the control's {len(wanted)} likeliest" if others else None
+    others = likelier(found, wanted, tolerance)
+    if others:
+        return f"tokens {others} are listed, which are not among the control's {len(wanted)} likeliest"
+    missing = likelier(wanted, found, tolerance)
+    return f"tokens {missing} are not listed, although they are likelier than others that are" if missing else None
+
+
+def likelier(these: Mapping[int, float], those: Mapping[int, float], tolerance: float) -> list[int]:
+    """Return the tokens that are in `these` alone, although they are likelier than the unlikeliest of `those`."""
+    least = min(those.values(), default=-math.inf)
+    return [token for token, level in these.items() if token not in those and level > least + tolerance]
 
 
 # -- the checks --------------------------------------------------------------------------------------------------------

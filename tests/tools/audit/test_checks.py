@@ -195,6 +195,8 @@ def test_log_probabilities_must_be_there_and_equal():
         ({3: -0.5}, "prompt 0, output token 0: 1 log-probabilities; expected 2"),
         ({3: -0.5, 42: -0.7}, r"tokens \[42\] are listed"),
         ({3: -0.5, 99: -1.4}, "differ by 0.1"),
+        ({42: -7.0, 43: -7.5}, r"tokens \[3, 99\] are not listed"),
+        ({3: -0.5, 42: -7.0}, r"tokens \[99\] are not listed"),
     ],
 )
 def test_as_many_log_probabilities_are_listed_as_requested_and_the_likeliest(listed, words):
