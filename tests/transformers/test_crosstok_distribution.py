@@ -199,7 +199,8 @@ def test_it_is_with_lookup_before_the_model(drafts: dict[str, str], monkeypatch:
     count = counts.by_source["hybrid/crosstok/common ids"]
     for each in (count, alone):
         assert min(each.accepted, each.tested - each.accepted) > 50
-    assert count.accepted / count.tested > 0.9 * alone.accepted / alone.tested
+    # Verified as one-hot, a fifth as many would be accepted.
+    assert count.accepted / count.tested > 0.6 * alone.accepted / alone.tested
     assert min(p_value, p_value_alone) > 1e-4
 
 
