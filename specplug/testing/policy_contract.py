@@ -86,10 +86,10 @@ class PolicyContract(PolicyHarness):
         One trim half trims drafts of any number of rows in turn.
         """
         trimmer = self.trimmer()
-        draft = self.draft(trees=trees)
-        fewer = map_tensors(draft, lambda tensor: tensor[1:])
-        more = map_tensors(draft, lambda tensor: torch.cat([tensor, tensor]))
-        for budget, draft in itertools.product(self.budgets, (draft, fewer, more)):  # noqa: B020
+        few = self.draft(trees=trees)
+        fewer = map_tensors(few, lambda tensor: tensor[1:])
+        many = map_tensors(few, lambda tensor: torch.cat([tensor, tensor]))
+        for budget, draft in itertools.product(self.budgets, (few, fewer, many)):
             trimmed = self.trim_draft(draft, budget, trimmer=trimmer)
             count = int(trimmed.lengths.sum())
             assert count <= budget, f"{self.who}: kept {count} draft tokens; expected at most {budget}"
